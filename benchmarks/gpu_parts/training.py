@@ -428,6 +428,8 @@ class Training:
         state, part = trainer.state, self.part
         gib = trainer.kept_bytes / GIB
         with open_saver(state, trainer.recipe) as saver:
+            saver.prepare(state.tensors())
+            trainer.turn(1)
             for which in ("the first save", "a later save"):
                 began = clock.monotonic()
                 saver.save(state.tensors(), meta_of(state, trainer.recipe, self.world))

@@ -15,26 +15,26 @@ the one before stays the newest.
 A failed save, by a full disk for example, does not end a run that has days of training in memory: the run
 continues with a warning, until `max_failures` in a row have failed, or until it ends.
 
-One buffer, as large as the rank's share, is kept for the whole run, so its memory is allocated once. With an
-accelerator it is pinned, so that the copy runs at the speed of the bus.
+One buffer, as large as the rank's share, is kept for the whole run, so its memory is allocated once
+(staging.py).
 """
 
 import logging
 import zlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from math import prod
 from threading import Thread
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from penstock.checkpoint.find import saved_in, to_remove
 from penstock.checkpoint.layout import CheckpointIndex, FileEntry, Meta, TensorEntry, encode, name_of, step_of
 from penstock.checkpoint.shard_file import TensorPart, header_of, in_order, not_finite
+from penstock.checkpoint.staging import StagingBuffer
 from penstock.checkpoint.storage import CheckpointStorage
 from penstock.checkpoint.tensors import DTYPES, held, spelled
 from penstock.checkpoint.write_plan import Held, holders, share_of
@@ -120,6 +120,7 @@ class Saver:
         self._failures = 0
         self._step = 0
         self._saved_step = resumed_step
+        self.is_prepared = False
         self._layout: Hashable = ()  # of the save in progress
         self._blocked_s = self._told_s = self._began_s = 0.0
 
@@ -145,6 +146,23 @@ class Saver:
                 self._join()
             else:
                 self._thread.join(_LAST_WORDS_S)
+        if self.is_idle():  # else the thread still reads the copy
+            self._stage.release()
+
+    def prepare(self, tensors: Mapping[str, Tensor], *, layout: Hashable = ()) -> None:
+        """Take memory for saves of a layout in a thread, so that the first does not; every rank must call it.
+
+        Nothing is done for tensors of a CPU, whose first copy takes the memory as fast.
+
+        Args:
+            layout: as for `save`.
+        """
+        self.is_prepared = True
+        devices = {tensor.device for tensor in tensors.values() if accelerator.is_accelerator(tensor.device)}
+        if devices:
+            self._layout = layout
+            _, sources = self._share(tensors, layout)
+            self._stage.reserve(sum(source.nbytes for source in sources), devices.pop())
 
     def save(self, tensors: Mapping[str, Tensor], meta: Meta, *, layout: Hashable = ()) -> None:
         """Copy tensors and start to write them; every rank must call it.
@@ -193,6 +211,13 @@ class Saver:
 
     def _copy(self, tensors: Mapping[str, Tensor], layout: Hashable) -> tuple[list[TensorPart], memoryview]:
         """Copy this rank's share to memory that training does not modify."""
+        parts, sources = self._share(tensors, layout)
+        return parts, self._stage.copy(sources)
+
+    def _share(
+        self, tensors: Mapping[str, Tensor], layout: Hashable
+    ) -> tuple[list[TensorPart], list[Tensor]]:
+        """Return this rank's share: the parts in the order of the file, and where their numbers are."""
         boxes = {name: held(name, tensor) for name, tensor in tensors.items()}
         ours = [Held(name, box, tensors[name].element_size()) for name, (box, _) in boxes.items()]
         if layout not in self._plans:
@@ -207,7 +232,7 @@ class Saver:
             self._all(error)  # raises it on every rank: the others wait for this one
         parts = in_order([_part(name, box, tensors[name]) for name, box in plan.share])
         sources = [boxes[part.name][1][part.box.within(boxes[part.name][0])] for part in parts]
-        return parts, self._stage.copy(sources)
+        return parts, sources
 
     def _plan(self, ours: list[Held]) -> WritePlan:
         """Exchange the boxes of all ranks and return this rank's share."""
@@ -360,35 +385,6 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
     return str(error) or type(error).__name__
-
-
-class StagingBuffer:
-    """Reusable host buffer for copies."""
-
-    def __init__(self) -> None:
-        self._buffer = torch.empty(0, dtype=torch.uint8)
-
-    def copy(self, tensors: Sequence[Tensor]) -> memoryview:
-        """Copy tensors one after another, without gaps; return the bytes.
-
-        The copy is complete when this returns, and valid until the next call.
-
-        Args:
-            tensors: in descending element size, so that each is aligned.
-        """
-        needed = sum(tensor.nbytes for tensor in tensors)
-        away = {tensor.device for tensor in tensors if accelerator.is_accelerator(tensor.device)}
-        if len(self._buffer) < needed:
-            self._buffer = torch.empty(0, dtype=torch.uint8)  # free the old buffer first
-            self._buffer = torch.empty(needed, dtype=torch.uint8, pin_memory=bool(away))
-        start = 0
-        for tensor in tensors:
-            room = self._buffer[start : start + tensor.nbytes]
-            room.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
-            start += tensor.nbytes
-        for device in away:
-            accelerator.wait_for_stream(device)  # the next step overwrites the copied tensors
-        return self._buffer[:needed].numpy().data
 
 
 def index_of(meta: Meta, written: list[Written]) -> CheckpointIndex:

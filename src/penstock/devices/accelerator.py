@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from penstock.core.errors import UsageError
 
@@ -35,11 +36,20 @@ class Kind:
     """True if `torch.addmm` adds a product of bfloat16 matrices to a float32 sum, unrounded."""
     has_history: bool = False
     """True if its allocator can record a history."""
+    locks_pages: bool = False
+    """True if it can page-lock memory that the process already has."""
 
 
 KINDS: Mapping[str, Kind] = {
     "cpu": Kind(backend="gloo"),
-    "cuda": Kind(backend="nccl", activity="CUDA", has_graphs=True, adds_to_float32=True, has_history=True),
+    "cuda": Kind(
+        backend="nccl",
+        activity="CUDA",
+        has_graphs=True,
+        adds_to_float32=True,
+        has_history=True,
+        locks_pages=True,
+    ),
     "xpu": Kind(backend="xccl", activity="XPU"),
     "hpu": Kind(backend="hccl", activity="HPU"),
     "npu": Kind(backend="hccl", activity="PrivateUse1"),
@@ -160,6 +170,26 @@ def wait_for_stream(device: torch.device) -> None:
     """Wait for the current stream of a device only; nothing for a CPU."""
     if is_accelerator(device):
         torch.accelerator.current_stream(device).synchronize()
+
+
+def lock_pages(memory: Tensor, device: torch.device) -> bool:
+    """Page-lock host memory for fast copies from and to a device; return False if it cannot.
+
+    Raises:
+        RuntimeError: the driver refuses.
+    """
+    if not (is_accelerator(device) and kind_of(device).locks_pages):
+        return False
+    driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    torch.cuda.check_error(driver.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    return True
+
+
+def unlock_pages(memory: Tensor, device: torch.device) -> None:
+    """Undo `lock_pages`."""
+    with torch.cuda.device(device):
+        driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        torch.cuda.check_error(driver.cudaHostUnregister(memory.data_ptr()))
 
 
 def timed_event(of_type: str) -> torch.Event:

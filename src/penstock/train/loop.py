@@ -77,6 +77,7 @@ def train(
                 mark=meter.mark,
             )
             last = state.step == config.run.steps
+            prepare_saves(saver, state, result)
             if state.outer is not None:
                 state.outer.after(state.step, last=last)
                 meter.mark("communication")
@@ -210,6 +211,12 @@ def open_saver(state: TrainState, config: TrainConfig) -> Saver:
         resumed_step=state.step,
         waiting=lambda: state.watch.doing("checkpoint", step=state.step),
     )
+
+
+def prepare_saves(saver: Saver, state: TrainState, result: StepResult) -> None:
+    """Prepare the saver after the first step, which made the optimizer's moments."""
+    if not (saver.is_prepared or result.skipped):
+        saver.prepare(state.tensors(), layout=state.exchanges_under_way())
 
 
 def meta_of(state: TrainState, config: TrainConfig, world: World) -> Meta:

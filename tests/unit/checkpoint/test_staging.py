@@ -1,0 +1,48 @@
+"""The staging buffer: bytes as they are in the tensors, whatever pieces of memory they come to lie in."""
+
+import mmap
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.checkpoint import staging
+from penstock.checkpoint.staging import StagingBuffer
+from penstock.devices import accelerator
+
+PAGE = mmap.PAGESIZE
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(staging, "PIECE_BYTES", PAGE)
+
+
+def tensors_of(sizes):
+    made = [torch.randn(5, size, dtype=torch.float64) for size in sizes]
+    made += [torch.randn(size, 3).t() for size in sizes]  # not contiguous
+    return [*made, torch.tensor(2.5), torch.randn(7).bfloat16(), torch.empty(0, dtype=torch.uint8)]
+
+
+def bytes_of(tensors):
+    return b"".join(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@given(st.lists(st.integers(1, 700), max_size=4), st.integers(0, 10**5))
+def test_tensors_are_copied_one_after_another_across_pieces(sizes, reserved):
+    tensors, buffer = tensors_of(sizes), StagingBuffer()
+    buffer.reserve(reserved, accelerator.CPU)
+    assert bytes(buffer.copy(tensors)) == bytes_of(tensors)
+    fewer = tensors[1:]
+    assert bytes(buffer.copy(fewer)) == bytes_of(fewer), "the buffer is used again"
+    buffer.release()
+
+
+def test_a_buffer_grows_and_an_empty_share_needs_none():
+    buffer = StagingBuffer()
+    assert bytes(buffer.copy([])) == b""
+    for size in (10, 10**6, 3):
+        tensors = [torch.randn(size)]
+        assert bytes(buffer.copy(tensors)) == bytes_of(tensors)
