@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 from penstock.nn.linear import quantized_triton
 from penstock.nn.linear.quantized import Int4Linear, Int8Linear
-from penstock.nn.linear.rounding import GROUP, to_int4, to_int8
+from penstock.nn.linear.rounding import GROUP, to_halves, to_int4, to_int8
 
 NEAR = {torch.float32: 2**-14, torch.float16: 2**-9, torch.bfloat16: 2**-6}
 """Of the largest result; float32 is multiplied as three products of TF32."""
@@ -48,8 +48,7 @@ def test_a_product_of_int4_is_that_of_its_numbers(dtype, device, is_tiny):
     for weight, x in drawn(dtype, device, is_tiny):
         codes, scales = to_int4(weight)
         numbers = (codes.double() - 8) * scales.double().repeat_interleave(GROUP, 1)
-        halves = codes[:, 0::2] | codes[:, 1::2] << 4
-        assert_near(quantized_triton.linear_int4(x, halves, scales), x.double() @ numbers.T, dtype)
+        assert_near(quantized_triton.linear_int4(x, to_halves(codes), scales), x.double() @ numbers.T, dtype)
 
 
 @pytest.mark.parametrize(("kind", "lost"), [(Int8Linear, 0.02), (Int4Linear, 0.15)], ids=["int8", "int4"])

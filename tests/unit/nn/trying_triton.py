@@ -19,7 +19,7 @@ from penstock.engine.sampling_params import Sampling
 from penstock.nn.kernels import paged_triton
 from penstock.nn.kernels.pages import SCALE_SIZE, row_size
 from penstock.nn.linear import quantized_triton
-from penstock.nn.linear.rounding import GROUP, to_int4, to_int8
+from penstock.nn.linear.rounding import GROUP, to_halves, to_int4, to_int8
 from tests.paged_cases import a_layer, a_step, written_out
 from tests.sampling_cases import numbers, rows, samplings
 
@@ -74,8 +74,7 @@ def products_are_those_of_the_numbers_that_codes_stand_for(num_tokens, outputs, 
 
     codes, scales = to_int4(weight)
     numbers = ((codes.float() - 8) * scales.float().repeat_interleave(GROUP, 1)).to(dtype)
-    halves = codes[:, 0::2] | codes[:, 1::2] << 4
-    out = quantized_triton.linear_int4(x, halves, scales)
+    out = quantized_triton.linear_int4(x, to_halves(codes), scales)
     torch.testing.assert_close(out.double(), x.double() @ numbers.double().T, **near)
 
 

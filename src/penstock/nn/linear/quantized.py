@@ -17,7 +17,7 @@ from torch.nn import functional
 from penstock.nn.linear.adapter_config import GROUP
 from penstock.nn.linear.float8 import ROW, Scaled, product, scaled
 from penstock.nn.linear.packed import PANEL, can_multiply, empty_panels, from_panels, to_panels
-from penstock.nn.linear.rounding import _by_chunks, _to_halves, to_int8
+from penstock.nn.linear.rounding import _by_chunks, _to_halves, from_halves, to_int8
 from penstock.nn.triton_support import has_triton, on_device_of
 
 
@@ -121,7 +121,7 @@ class Int4Linear(_Quantized):
             whole = from_panels(panels, self.out_features)
             scales = scales.transpose(1, 2).flatten(0, 1)[: self.out_features]
         else:
-            whole = torch.stack([codes & 15, codes >> 4], -1).flatten(1)
+            whole = from_halves(codes)
         return (whole.float() - 8) * scales.repeat_interleave(GROUP, dim=1)
 
     def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:

@@ -2,29 +2,31 @@
 memory.
 
 Such a product takes the time of reading its matrix. A program has some outputs and all tokens (at most
-`MAX_TOKENS` of quantized.py), converts codes to the tokens' dtype in registers, and multiplies.
+`MAX_TOKENS` of quantized.py), converts codes to the tokens' dtype in registers, and multiplies. The matrix is
+the left factor, which tensor cores take from registers. A code becomes a float by writing it into the last
+bits of a large one, because GPUs convert integers at a quarter of the speed of additions.
 
-They are tested in Triton's interpreter and compiled for GPU types without running; tests/gpu runs them, which
-an H100 passed (benchmarks/results/gpu-2026-11-26.json).
+They are tested in Triton's interpreter and compiled for GPU types without running; tests/gpu runs them.
 """
 
+import torch
 import triton
 import triton.language as tl
 from jaxtyping import BFloat16, Float, Int8, UInt8
 from torch import Tensor
 
-_OUTPUTS = 32
-_INPUTS = 128
+_PROGRAMS = 128
+"""Programs that fill a GPU."""
 
 
 def linear_int8(
     x: Float[Tensor, "t inputs"], codes: Int8[Tensor, "outputs inputs"], scales: Float[Tensor, "outputs"]
 ) -> Float[Tensor, "t outputs"]:
     """Return x times the matrix of codes and scales."""
-    out, tokens = x.new_empty(len(x), len(codes)), _padded(len(x))
-    _multiply_int8[(triton.cdiv(len(codes), _OUTPUTS),)](
-        x.contiguous(), codes, scales, out, len(x), codes.shape[0], codes.shape[1],
-        TOKENS=tokens, OUTPUTS=_OUTPUTS, INPUTS=_INPUTS,
+    out, (outputs, inputs, tokens, stages) = x.new_empty(len(x), len(codes)), _tile(len(x), len(codes))
+    _multiply_int8[(triton.cdiv(len(codes), outputs),)](
+        x.contiguous(), codes.view(torch.uint8), scales, out, len(x), codes.shape[0], codes.shape[1],
+        TOKENS=tokens, OUTPUTS=outputs, INPUTS=inputs, num_stages=stages,
     )  # fmt: skip
     return out
 
@@ -34,18 +36,32 @@ def linear_int4(
     codes: UInt8[Tensor, "outputs half_inputs"],
     scales: BFloat16[Tensor, "outputs groups"],
 ) -> Float[Tensor, "t outputs"]:
-    """Return x times the matrix of codes and scales: two codes a byte, the first in the lower half."""
-    out, tokens = x.new_empty(len(x), len(codes)), _padded(len(x))
-    half = codes.shape[1]
-    _multiply_int4[(triton.cdiv(len(codes), _OUTPUTS),)](
-        x.contiguous(), codes, scales, out, len(x), codes.shape[0], half,
-        GROUP=half // scales.shape[1], TOKENS=tokens, OUTPUTS=_OUTPUTS, HALF=_INPUTS // 2,
+    """Return x times the matrix of codes and scales; two codes a byte, stored by `rounding.to_halves`."""
+    out, (outputs, inputs, tokens, stages) = x.new_empty(len(x), len(codes)), _tile(len(x), len(codes))
+    half, groups = codes.shape[1], scales.shape[1]
+    _multiply_int4[(triton.cdiv(len(codes), outputs),)](
+        x.contiguous(), codes, scales, out, len(x), codes.shape[0], groups,
+        HALF=half // groups, TOKENS=tokens, OUTPUTS=outputs, GROUPS=inputs * groups // (2 * half),
+        num_stages=stages,
     )  # fmt: skip
     return out
 
 
-def _padded(num_tokens: int) -> int:
-    return max(16, int(triton.next_power_of_2(num_tokens)))
+def _tile(num_tokens: int, num_outputs: int) -> tuple[int, int, int, int]:
+    """Return a program's outputs, its inputs and tokens of a turn, and the turns whose reads are in flight.
+
+    A small matrix and few tokens have programs with fewer outputs, so that they fill the GPU.
+    """
+    tokens = max(16, int(triton.next_power_of_2(num_tokens)))
+    if tokens > 16:
+        return 64, 128, tokens, 3
+    return (64, 128, tokens, 4) if num_outputs >= 64 * _PROGRAMS else (32, 256, tokens, 4)
+
+
+@triton.jit
+def _floats(codes, ZERO: tl.constexpr):
+    """Return uint8 codes minus ZERO in float32: 2^23 + code has the code in its last bits."""
+    return (codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + ZERO)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -55,45 +71,47 @@ def _multiply_int8(
 ):  # fmt: skip
     token, output = tl.arange(0, TOKENS), tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_token, is_output = token < num_tokens, output < num_outputs
-    sums = tl.zeros([TOKENS, OUTPUTS], dtype=tl.float32)
+    row = output.to(tl.int64)[:, None] * num_inputs
+    sums = tl.zeros([OUTPUTS, TOKENS], dtype=tl.float32)
     for first in range(0, num_inputs, INPUTS):
         i = first + tl.arange(0, INPUTS)
         is_input = i < num_inputs
-        x_ti = tl.load(
-            x + token[:, None] * num_inputs + i[None, :],
-            mask=is_token[:, None] & is_input[None, :],
-            other=0.0,
-        )
-        at = output.to(tl.int64)[None, :] * num_inputs + i[:, None]
-        codes_io = tl.load(codes + at, mask=is_output[None, :] & is_input[:, None], other=0)
-        sums += tl.dot(x_ti, codes_io.to(x_ti.dtype), input_precision="tf32x3")
-    sums *= tl.load(scales + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
-    at = out + token[:, None] * num_outputs + output[None, :]
-    tl.store(at, sums.to(out.dtype.element_ty), mask=is_token[:, None] & is_output[None, :])
+        here = is_input[:, None] & is_token[None, :]
+        x_it = tl.load(x + token[None, :] * num_inputs + i[:, None], mask=here, other=0.0)
+        code = tl.load(codes + row + i[None, :], mask=is_output[:, None] & is_input[None, :], other=0)
+        numbers = _floats(code ^ 128, 128).to(x_it.dtype)  # of two's complement, from 0 to 255
+        sums += tl.dot(numbers, x_it, input_precision="tf32x3")
+    sums *= tl.load(scales + output, mask=is_output, other=0.0).to(tl.float32)[:, None]
+    at = out + token[None, :] * num_outputs + output[:, None]
+    tl.store(at, sums.to(out.dtype.element_ty), mask=is_output[:, None] & is_token[None, :])
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _multiply_int4(
-    x, codes, scales, out, num_tokens, num_outputs, half_inputs,
-    GROUP: tl.constexpr, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, HALF: tl.constexpr,
+    x, codes, scales, out, num_tokens, num_outputs, num_groups,
+    HALF: tl.constexpr, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """GROUP: bytes of codes that share a scale. Even and odd inputs are two products, which are added."""
+    """HALF: bytes of a group. The halves of groups are two products, which are added."""
     token, output = tl.arange(0, TOKENS), tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_token, is_output = token < num_tokens, output < num_outputs
-    row = output.to(tl.int64)
-    sums = tl.zeros([TOKENS, OUTPUTS], dtype=tl.float32)
-    for first in range(0, half_inputs, HALF):
-        i = first + tl.arange(0, HALF)
-        is_input = i < half_inputs
-        here = is_token[:, None] & is_input[None, :]
-        even = x + (token[:, None] * half_inputs + i[None, :]) * 2
-        there = is_output[None, :] & is_input[:, None]
-        both = tl.load(codes + row[None, :] * half_inputs + i[:, None], mask=there, other=0)
-        group = row[None, :] * (half_inputs // GROUP) + (i // GROUP)[:, None]
-        scale = tl.load(scales + group, mask=there, other=0.0).to(tl.float32)
-        for odd in tl.static_range(2):
-            code = (both >> 4) if odd else (both & 15)
-            numbers = ((code.to(tl.float32) - 8.0) * scale).to(x.dtype.element_ty)
-            sums += tl.dot(tl.load(even + odd, mask=here, other=0.0), numbers, input_precision="tf32x3")
-    at = out + token[:, None] * num_outputs + output[None, :]
-    tl.store(at, sums.to(out.dtype.element_ty), mask=is_token[:, None] & is_output[None, :])
+    row, byte = output.to(tl.int64)[:, None] * num_groups, tl.arange(0, HALF)
+    column = tl.arange(0, GROUPS * HALF)
+    input_of_column = column // HALF * (2 * HALF) + column % HALF
+    sums = tl.zeros([OUTPUTS, TOKENS], dtype=tl.float32)
+    for first in range(0, num_groups, GROUPS):
+        group = first + tl.arange(0, GROUPS)
+        there = is_output[:, None] & (group < num_groups)[None, :]
+        at = (row + group[None, :])[:, :, None] * HALF + byte[None, None, :]
+        both = tl.load(codes + at, mask=there[:, :, None], other=0)
+        scale = tl.load(scales + row + group[None, :], mask=there, other=0.0).to(tl.float32)[:, :, None]
+        here = (first + column // HALF < num_groups)[:, None] & is_token[None, :]
+        of_token = (
+            x + token[None, :] * (num_groups * 2 * HALF) + first * (2 * HALF) + input_of_column[:, None]
+        )
+        for half in tl.static_range(2):
+            code = (both >> 4) if half else (both & 15)
+            numbers = (_floats(code, 8) * scale).to(x.dtype.element_ty)
+            x_it = tl.load(of_token + half * HALF, mask=here, other=0.0)
+            sums += tl.dot(tl.reshape(numbers, [OUTPUTS, GROUPS * HALF]), x_it, input_precision="tf32x3")
+    at = out + token[None, :] * num_outputs + output[:, None]
+    tl.store(at, sums.to(out.dtype.element_ty), mask=is_output[:, None] & is_token[None, :])

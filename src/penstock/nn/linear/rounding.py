@@ -178,9 +178,29 @@ def to_int4(
     return (best_codes + 8).to(torch.uint8).flatten(1), best_scales.squeeze(2).bfloat16()
 
 
+def to_halves(codes: UInt8[Tensor, "rows columns"]) -> UInt8[Tensor, "rows half_columns"]:
+    """Store two codes of 4 bits a byte: of each group the first half in the lower bits, the second above.
+
+    So the columns of neighbouring bytes' lower (or upper) bits are neighbours too.
+    """
+    lower, upper = codes.view(len(codes), -1, 2, GROUP // 2).unbind(2)
+    return (lower | upper << 4).flatten(1)
+
+
+def from_halves(halves: UInt8[Tensor, "rows half_columns"]) -> UInt8[Tensor, "rows columns"]:
+    """Return the codes that `to_halves` stored.
+
+    >>> codes = torch.arange(16, dtype=torch.uint8).repeat(1, 2)
+    >>> from_halves(to_halves(codes)).equal(codes)
+    True
+    """
+    grouped = halves.view(len(halves), -1, GROUP // 2)
+    return torch.stack([grouped & 15, grouped >> 4], 2).flatten(1)
+
+
 def _to_halves(rows: Tensor) -> tuple[Tensor, Tensor]:
     codes, scales = to_int4(rows)
-    return codes[:, 0::2] | codes[:, 1::2] << 4, scales
+    return to_halves(codes), scales
 
 
 def _by_chunks(matrix: Tensor, rounded: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
