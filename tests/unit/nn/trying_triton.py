@@ -101,7 +101,7 @@ def interpret():
     draw_triton.BLOCK = 256  # so that rows have several blocks
     the_same_tokens_are_drawn_as_by_plain_torch()
     rows_are_drawn_however_they_lie_in_memory()
-    paged_triton.SPLIT = 32
+    paged_triton.SPLIT, paged_triton._MOST_PARTS = 32, 2
     any_layout_is_attended_as_written_out()
     products_are_those_of_the_numbers_that_codes_stand_for()
     # half a unit in the last place is 2^-12, of weights and of results up to about 2; of bfloat16 the

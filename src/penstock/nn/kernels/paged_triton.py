@@ -3,8 +3,8 @@
 A program attends with a tile of rows, the query heads of one key-value head times a few tokens of a share. It
 goes over the keys in tiles with a running softmax (FlashAttention-2, arXiv:2307.08691, algorithm 1, in powers
 of two). Single tokens have long contexts and few rows, so their keys are split too: a program takes `SPLIT`
-keys, and a second kernel combines the parts. The start of a part depends on the sequence alone, so no result
-depends on the rest of the step.
+keys, more of very long contexts, and a second kernel combines the parts. The start of a part depends on the
+sequence alone, so no result depends on the rest of the step.
 
 Nothing is read on the host: the device searches the share of each tile. A launch depends on the numbers of
 tokens and shares and on the width of the tables, so it can be recorded in a CUDA graph. The compiled code
@@ -24,6 +24,10 @@ from penstock.nn.kernels.pages import PagedStep, scales_of
 
 SPLIT = 256
 """Keys of a single token's context that one program attends to."""
+_MOST_PARTS = 64
+"""Parts of a single token's context; longer contexts have parts of several SPLIT keys.
+
+A CUDA graph launches the parts of the widest block table for every token, and most of them end at once."""
 
 _LOG2_E = 1.4426950408889634
 _MIN_TILE = 16  # smallest side of the matrix instructions
@@ -51,7 +55,7 @@ def paged_attention(
     scales = (scales_of(keys), scales_of(values)) if sizes["CODED"] else (keys, values)
     num_singles, num_shares = step.num_singles, len(step.lengths)
     if num_singles:
-        parts = triton.cdiv(step.block_tables.shape[1] * keys.shape[2], SPLIT)
+        parts = min(_MOST_PARTS, triton.cdiv(step.block_tables.shape[1] * keys.shape[2], SPLIT))
         weights = q_thd.new_empty(num_singles, q_thd.shape[1], parts, dtype=torch.float32)
         sums = q_thd.new_empty(*weights.shape, q_thd.shape[2], dtype=torch.float32)
         _attend[(num_singles, kv_heads, parts)](
@@ -128,8 +132,9 @@ def _attend(
         since = tl.maximum(0, length - count + begin + 1 - WINDOW)
     until = tl.minimum(length, length - count + begin + TOKENS)
     if SPLIT > 0:
-        since = tl.maximum(since, part * SPLIT)
-        until = tl.minimum(until, part * SPLIT + SPLIT)
+        size = _part_size(length, tl.num_programs(2), SPLIT)
+        since = tl.maximum(since, part * size)
+        until = tl.minimum(until, part * size + size)
     if begin >= count or since >= until:
         return
 
@@ -186,6 +191,13 @@ def _attend(
 
 
 @triton.jit
+def _part_size(length, num_parts, SPLIT: tl.constexpr):
+    """Return the keys of each part of a context: SPLIT, or a multiple of it. It depends on the length alone,
+    because there are fewer parts than SPLIT would make only where there are _MOST_PARTS."""
+    return tl.cdiv(tl.cdiv(length, num_parts), SPLIT) * SPLIT
+
+
+@triton.jit
 def _place(starts, num_shares, tile, TOKENS: tl.constexpr):
     """Return the share of a tile, and the tile's first token in that share.
 
@@ -217,7 +229,8 @@ def _add_up(
     highest = float("-inf")
     total = 0.0
     sum_d = tl.zeros([D_PADDED], dtype=tl.float32)
-    for part in range(since // SPLIT, tl.cdiv(length, SPLIT)):
+    size = _part_size(length, num_parts, SPLIT)
+    for part in range(since // size, tl.cdiv(length, size)):
         weight = tl.load(weights + at * num_parts + part)
         part_d = tl.load(sums + (at * num_parts + part) * D + d, mask=d < D, other=0.0)
         higher = tl.maximum(highest, weight)
