@@ -33,9 +33,13 @@ class Told:
         self._token_sampler = token_sampler
         self.answers = []  # by seed of the request
 
-    def draw(self, plan, output):
+    def prepare(self, plan):
+        """Prepare as the token sampler does."""
+        return self._token_sampler.prepare(plan)
+
+    def draw(self, plan, output, draws):
         """Draw, and replace what was drawn."""
-        found = self._token_sampler.draw(plan, output)
+        found = self._token_sampler.draw(plan, output, draws)
         for share, drawn in zip(plan.shares, found, strict=True):
             if share.samples:
                 drawn.tokens = tuple(

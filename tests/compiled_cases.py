@@ -4,7 +4,8 @@ import numpy as np
 import torch
 
 from penstock.engine.model_runner.batch import StepBatch
-from penstock.engine.model_runner.compiled_steps import CompiledSteps, DecodeGraphs
+from penstock.engine.model_runner.compiled_steps import CompiledSteps, program_sizes
+from penstock.engine.model_runner.decode_graphs import DecodeGraphs
 from penstock.engine.model_runner.kv_cache import PagedCache
 from penstock.engine.model_runner.lora import Adapters
 from penstock.engine.model_runner.runner import Runner
@@ -67,22 +68,42 @@ STEPS += [step_of([1, 6], [9, 3]), step_of([20], [0]), step_of([1, 1, 2], [20, 9
 """Prompts, answers in the making, and both; a program has tokens to spare, or shares, or neither."""
 
 
-def logits_of(model, cache, forward=None):
-    runner = Runner(model, cache, Adapters(model, model.config), forward=forward)
-    return [runner.run(step).logits for step in STEPS]
+def runner_of(model, cache, forward=None):
+    return Runner(model, cache, Adapters(model, model.config), forward=forward)
 
 
-def compiled_steps(backend, parts):
-    sizes = {"max_sequences": MAX_SEQUENCES, "max_tokens": MAX_TOKENS, "max_blocks": MAX_BLOCKS}
-    return CompiledSteps(*parts, **sizes, backend=backend)
+def logits_of(model, cache, forward=None, *, graphs=None):
+    runner = runner_of(model, cache, forward)
+    runner._graphs = graphs
+    return [runner.run(step).logits.clone() for step in STEPS]
 
 
-def graphs_of(compiled, cache):
+def compiled_steps(backend, parts, *, sizes=None, has_any=False):
+    sizes = sizes or program_sizes(max_sequences=MAX_SEQUENCES, max_tokens=MAX_TOKENS)
+    return CompiledSteps(*parts, sizes=sizes, has_any=has_any, backend=backend)
+
+
+class Recorder:
     """Graphs that compute again what they have recorded, from the same tensors."""
-    replayed = []
 
-    def record(compute):
-        compute()
-        return lambda: replayed.append(compute()) or replayed[-1]
+    def __init__(self):
+        self.recorded, self.replayed = [], []
+        """Numbers of tokens of all graphs, and of all replays."""
 
-    return DecodeGraphs(compiled._compute, cache, max_blocks=MAX_BLOCKS, record=record), replayed
+    def __call__(self, compute):
+        self.recorded.append(len(compute()[0]))
+
+        def replay():
+            found = compute()
+            self.replayed.append(len(found[0]))
+            return found
+
+        return replay
+
+
+def graphs_of(model, cache, forward=None, *, record, sizes=(1, 2, MAX_SEQUENCES)):
+    """Recorded graphs of the plain network, or of compiled steps."""
+    forward = forward or runner_of(model, cache)._plain
+    graphs = DecodeGraphs(forward, model.logits, cache, sizes=sizes, max_blocks=MAX_BLOCKS, record=record)
+    graphs.record_all()
+    return graphs

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from penstock.engine.engine import Engine
 from penstock.engine.model_runner.batch import StepBatch
@@ -11,6 +12,7 @@ from penstock.engine.model_runner.capacity import Capacity
 from penstock.engine.model_runner.interface import StepOutput
 from penstock.engine.outputs import SampledTokens
 from penstock.engine.request import OutputDelta
+from penstock.engine.sampling.sampler import Draws
 from penstock.engine.scheduling.blocks import BlockPool
 from penstock.engine.scheduling.scheduler import Scheduler, StepLimits
 from penstock.engine.scheduling.sequence import ScheduledTokens, Sequence, StepPlan
@@ -37,7 +39,7 @@ class HashingRunner:
         if self.lost is not None:
             raise self.lost
 
-    def run(self, batch: StepBatch) -> StepOutput:
+    def run(self, batch: StepBatch, settings: Tensor | None = None) -> StepOutput:  # noqa: ARG002
         self._before(batch)
         return StepOutput(torch.empty(0), torch.tensor(self._model.run(batch)))
 
@@ -52,7 +54,10 @@ class HashDrawer:
         self._instead = instead
         self.known: set[int] = set()
 
-    def draw(self, plan: StepPlan, output: StepOutput) -> list[SampledTokens]:
+    def prepare(self, plan: StepPlan) -> Draws:  # noqa: ARG002
+        return Draws()
+
+    def draw(self, plan: StepPlan, output: StepOutput, draws: Draws) -> list[SampledTokens]:  # noqa: ARG002
         rows = iter(output.logits.tolist())
         self.known |= {share.sequence.id for share in plan.shares}
         found = [

@@ -37,6 +37,7 @@ from gpu_parts.part import open_part  # noqa: E402
 from penstock.core import clock  # noqa: E402
 from penstock.engine.assemble import engine_of  # noqa: E402
 from penstock.engine.config import EngineConfig  # noqa: E402
+from penstock.engine.model_runner.compiled_steps import sizes_up_to  # noqa: E402
 from penstock.models import FAMILIES  # noqa: E402
 from penstock.models.llama.config import LlamaConfig  # noqa: E402
 from penstock.models.llama.hugging_face import config_json  # noqa: E402
@@ -138,7 +139,7 @@ class Serving:
         self.read_bytes_s = self.flops = None
         self.at_once = (4, 8) if self.is_tiny else (64, 256)
         self._warnings = Warnings()
-        logging.getLogger("penstock.engine.model_runner.compiled_steps").addHandler(self._warnings)
+        logging.getLogger("penstock.engine.model_runner").addHandler(self._warnings)
         self._best = {}  # by shape: tokens/s of the first number of requests, bfloat16
 
     def measure_roofline(self):
@@ -222,16 +223,16 @@ class Serving:
 
     def _compile(self, engine, mode, most):
         """Have steps of decoding replayed, compiled before or not; return the sizes that are."""
-        capacity = engine.capacity
+        runner, capacity = engine.runner, engine.capacity
         self._warnings.said.clear()
-        engine.runner.compile(
-            max_sequences=most,
-            max_tokens=most,
-            max_blocks=-(-capacity.context // capacity.block_size),
-            backend="inductor" if mode == COMPILED and self.device.type == "cuda" else "eager",
-        )
-        engine.runner.forward.wait()
-        ready = sorted(engine.runner.forward.ready)
+        is_gpu = self.device.type == "cuda"
+        if mode == COMPILED or not is_gpu:
+            compiled = runner.compile(sizes_up_to(most), backend="inductor" if is_gpu else "eager")
+            compiled.compile_all()
+            ready = sorted(compiled.ready)
+        if is_gpu:
+            width = -(-capacity.context // capacity.block_size)
+            ready = runner.record(max_sequences=most, max_blocks=width)
         if not ready or self._warnings.said:
             raise RuntimeError(f"compiled {ready}; {'; '.join(self._warnings.said)}")
         return ready
@@ -320,7 +321,7 @@ class Serving:
 
     def _many(self, label, shape_name, weights, mode, driven, count):
         requests = self._requests(shape_name, count)
-        self._round(driven, requests)  # graphs are recorded when a size first comes
+        self._round(driven, requests)  # the first round, with kernels that are compiled when first called
         found = figures("at once", requests, self._round(driven, requests))
         job = self._job(shape_name, weights, mode, requests)
         self.part.measured(f"{label}, {count} requests: tokens/s", found["tokens_per_s"], "tokens/s", job=job)

@@ -4,15 +4,11 @@ from copy import deepcopy
 
 import pytest
 import torch
-from tests.compiled_cases import (
-    compiled_steps,
-    engine_parts,
-    graphs_of,
-    logits_of,
-)
+from tests.compiled_cases import Recorder, compiled_steps, engine_parts, graphs_of, logits_of
 
 from penstock.engine.assemble import build_engine
 from penstock.engine.config import EngineConfig
+from penstock.engine.model_runner.decode_graphs import cuda_recorder
 from penstock.engine.request import Request
 from penstock.engine.sampling_params import Sampling
 from penstock.nn.linear.float8 import RECIPES, has_native
@@ -201,40 +197,38 @@ def test_compiled_steps_compute_what_plain_ones_do(weights, graphs, device, is_t
     parts = engine_parts(weights, device=device)
     plain_parts = engine_parts(weights, device=device)
     plain = [logits_of(*plain_parts) for _ in range(2)]
-    compiled = compiled_steps("inductor" if device.type == "cuda" else "aot_eager", parts)
-    compiled._sizes = [1, 3, 20]
-    compiled.start()
-    compiled.wait()
-    assert compiled.ready == {1, 3, 20}
-    if graphs == "no graphs":
-        compiled._graphs = None
-    elif device.type != "cuda":
-        compiled._graphs, _ = graphs_of(compiled, parts[1])
-    found = [logits_of(*parts, compiled) for _ in range(2)]  # the second time every graph is a replay
+    backend = "inductor" if device.type == "cuda" else "aot_eager"
+    compiled = compiled_steps(backend, parts, sizes=[1, 3], has_any=True)
+    compiled.compile_all()
+    assert compiled.ready == {1, 3}
+    assert compiled._any.is_ready
+    recorded = None
+    if graphs == "graphs":
+        record = cuda_recorder() if device.type == "cuda" else Recorder()
+        recorded = graphs_of(*parts, compiled, record=record)
+        assert recorded.sizes == [1, 2, 3]
+    found = [logits_of(*parts, compiled, graphs=recorded) for _ in range(2)]
     for ours_of_turn, plain_of_turn in zip(found, plain, strict=True):
         for ours, theirs in zip(ours_of_turn, plain_of_turn, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)  # float32, sums in another order
-    if graphs == "graphs":
-        assert compiled._graphs._graphs
 
 
-def test_an_engine_with_graphs_answers_as_one_without(folder, exact, requests, device, is_tiny):
+@pytest.mark.parametrize("asked", ["auto", "on"])
+def test_an_engine_with_graphs_answers_as_one_without(asked, folder, exact, requests, device, is_tiny):
     if is_tiny:
-        pytest.skip("Inductor takes a minute on a CPU; steps are compiled in the tests before")
+        pytest.skip("a CPU records no graphs, and Inductor takes a minute there")
     config = EngineConfig(
         device=str(device),
         max_sequences=4,
         cache_gib=0.05,
         weights="bfloat16",
-        compile="on",
+        compile=asked,
         tokens_per_step=16,
     )
     engine = build_engine(folder, config)
-    compiled = engine.runner._compiled
-    compiled.wait()
-    assert compiled.ready == {1, 2, 4, 8, 16}
+    assert engine.runner._graphs.sizes == [1, 2, 4]
+    if asked == "on":
+        assert engine.runner._compiled.ready == {1, 2, 4}
     told = answers_of(engine, requests)
-    if device.type == "cuda":
-        assert compiled._graphs._graphs, "no step was replayed"
     engine.close()
     assert_likeliest(told, requests, exact, SLACK["bfloat16"])

@@ -7,22 +7,18 @@ import weakref
 import pytest
 import torch
 from tests.compiled_cases import (
-    BLOCK_SIZE,
-    MAX_SEQUENCES,
     NUM_LAYERS,
     STEPS,
+    Recorder,
     compiled_steps,
     engine_parts,
     graphs_of,
     logits_of,
-    step_of,
 )
 from torch._dynamo.backends.debugging import aot_eager
 
 from penstock.core.errors import ConfigError
 from penstock.engine.model_runner.compiled_steps import is_wanted
-from penstock.engine.model_runner.lora import Adapters
-from penstock.engine.model_runner.runner import Runner
 from penstock.nn import native
 from penstock.nn.kernels import paged
 
@@ -44,13 +40,11 @@ def counting(graph, inputs):
     return run
 
 
-def compiled_at_once(parts, *, sizes=(1, 2, 3, 4, 8, 16, 20)):
+def compiled_at_once(parts, *, sizes=(1, 2, 3, 4, 8, 16, 20), **options):
     """Steps whose programs are there; fewer of them where one is enough, because each takes its time."""
-    compiled = compiled_steps(counting, parts)
-    assert compiled._sizes == [1, 2, 3, 4, 8, 16, 20]
-    compiled._sizes = list(sizes)
-    compiled.start()
-    compiled.wait()
+    assert compiled_steps(counting, parts)._sizes == [1, 2, 3, 4, 8, 16, 20]
+    compiled = compiled_steps(counting, parts, sizes=sizes, **options)
+    compiled.compile_all()
     assert compiled.ready == set(sizes)
     COMPUTED.clear()
     return compiled
@@ -120,34 +114,26 @@ def test_no_step_asks_the_host_for_numbers():
     compiled = compiled_at_once((model, cache), sizes=[3, 20])
     assert all(logits.is_meta for logits in logits_of(model, cache, compiled))
     assert len(COMPUTED) == NUM_LAYERS * len(STEPS)
-    compiled._graphs, replayed = graphs_of(compiled, cache)
-    assert all(logits.is_meta for logits in logits_of(model, cache, compiled))
-    assert replayed
+    graphs = graphs_of(model, cache, compiled, record=(record := Recorder()))
+    assert all(logits.is_meta for logits in logits_of(model, cache, compiled, graphs=graphs))
+    assert len(record.replayed) == 6
 
 
-def test_steps_of_decoding_are_replayed_from_tensors_of_the_graph():
+def test_a_program_of_any_number_of_tokens_computes_steps_with_prompts():
+    parts = engine_parts()
+    compiled = compiled_at_once(parts, sizes=[1, 3], has_any=True)
+    assert_close(logits_of(*parts, compiled), logits_of(*engine_parts()))
+    sizes = [14, 3, 3, 1, 3, 3, 1, 7, 20, 4]  # steps with prompts are not padded
+    assert [size for size in sizes for _ in range(NUM_LAYERS)] == COMPUTED
+
+
+def test_graphs_of_compiled_programs_compute_what_plain_code_does():
     parts = engine_parts()
     compiled = compiled_at_once(parts)
-    compiled._graphs, replayed = graphs_of(compiled, parts[1])
-    assert_close(logits_of(*parts, compiled), logits_of(*engine_parts()))
-    assert [hidden.shape[1] for hidden in replayed] == [3, 2, 1, 3, 3, 1]
-    # three answers and one, each with tables of 2, 4 and 8 blocks
-    assert set(compiled._graphs._graphs) <= {(n, width) for n in (1, 2, 3) for width in (2, 4, 8)}
-    assert len(compiled._graphs._graphs) < len(replayed)
-
-
-def test_spare_rows_of_a_graph_write_to_no_block_of_a_sequence():
-    parts = engine_parts()
-    compiled = compiled_at_once(parts, sizes=[MAX_SEQUENCES])
-    compiled._graphs, replayed = graphs_of(compiled, parts[1])
-    runner = Runner(parts[0], parts[1], Adapters(parts[0], parts[0].config), forward=compiled)
-    for step in (step_of([1, 1, 1], [3, 2, 1]), step_of([1], [5])):
-        parts[1].pages.zero_()
-        runner.run(step)
-        written = parts[1].pages[:, :, :-1].abs().sum(dim=(0, 1, 3, 5)).nonzero()
-        blocks = [(slot // BLOCK_SIZE, slot % BLOCK_SIZE) for slot in step.slots.tolist()]
-        assert [tuple(place) for place in written.tolist()] == blocks
-    assert len(replayed) == 2
+    graphs = graphs_of(*parts, compiled, record=(record := Recorder()))
+    assert COMPUTED
+    assert_close(logits_of(*parts, compiled, graphs=graphs), logits_of(*engine_parts()))
+    assert record.replayed == [3, 2, 1, 3, 3, 1]
 
 
 def test_steps_are_plain_until_their_program_is_ready():

@@ -3,7 +3,7 @@
 Differences between device types are rows of KINDS; the rest of Penstock uses this module and names no type.
 Elsewhere, `cuda` appears only for NVIDIA-specific code: kernels for its compute capabilities
 (`nn/triton_support.py`, `nn/linear/float8.py`, `nn/kernels/varlen_flash.py`, `nn/kernels/paged.py`), CUDA
-graphs (`engine/model_runner/compiled_steps.py`), its driver (`doctor/checks/devices.py`). AMD's GPUs are
+graphs (`engine/model_runner/decode_graphs.py`), its driver (`doctor/checks/devices.py`). AMD's GPUs are
 `cuda` too, in a torch for ROCm. Apple's `mps` has no process group, so the CPU computes there.
 
 Penstock was tested with the rows `cpu` and `cuda`; the others follow torch's documentation.
@@ -31,7 +31,7 @@ class Kind:
     activity: str | None = None
     """Member of torch.profiler.ProfilerActivity that records its kernels; None: only the CPU's."""
     has_graphs: bool = False
-    """True if a step can be captured and replayed (engine/model_runner/compiled_steps.py)."""
+    """True if a step can be captured and replayed (engine/model_runner/decode_graphs.py)."""
     adds_to_float32: bool = False
     """True if `torch.addmm` adds a product of bfloat16 matrices to a float32 sum, unrounded."""
     has_history: bool = False

@@ -8,7 +8,8 @@ from penstock.devices import accelerator
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.model_runner.capacity import Capacity, defaults_of, num_blocks_for, step_tokens
-from penstock.engine.model_runner.compiled_steps import is_wanted
+from penstock.engine.model_runner.compiled_steps import is_wanted, program_sizes, sizes_up_to
+from penstock.engine.model_runner.decode_graphs import are_wanted
 from penstock.engine.model_runner.interface import StepRunner
 from penstock.engine.model_runner.kv_cache import bytes_per_block
 from penstock.engine.sampling.grammars_of_adapters import GrammarsOfAdapters
@@ -22,7 +23,7 @@ from penstock.engine.text_processor import TextProcessor
 from penstock.engine.workers.model_shard import ModelShard, open_part, part_of
 from penstock.engine.workers.processes import RankProcesses
 from penstock.engine.workers.ranked_runner import RankedRunner, start_others
-from penstock.engine.workers.warmup import activation_bytes
+from penstock.engine.workers.warmup import activation_bytes, graph_bytes
 from penstock.models.llama.model import Llama
 from penstock.models.llama.tensor_slices import ALONE, TensorParallelRank
 
@@ -121,13 +122,15 @@ def _runner(
     if others is not None:
         return RankedRunner.join(part, others, **pages)
     runner = part.runner(**pages)
-    if compiles:
+    records = are_wanted(config.compile, device=part.device, ranks=config.tensor_parallel)
+    if compiles and records:  # before the first request: graphs are of compiled programs
+        runner.compile(sizes_up_to(capacity.max_sequences), has_any=True).compile_all()
+    elif compiles:
+        chunk = min(capacity.tokens_per_step, defaults_of(part.device.type).piece_tokens)
+        runner.compile(program_sizes(max_sequences=capacity.max_sequences, max_tokens=chunk)).start()
+    if records:
         width = -(-capacity.context // capacity.block_size)
-        runner.compile(
-            max_sequences=capacity.max_sequences,
-            max_tokens=min(capacity.tokens_per_step, defaults_of(part.device.type).piece_tokens),
-            max_blocks=width,
-        )
+        runner.record(max_sequences=capacity.max_sequences, max_blocks=width)
     return runner
 
 
@@ -180,7 +183,7 @@ def _capacity(part: ModelShard, config: EngineConfig, source: DraftSource) -> Ca
         context=context,
         vocab_size=model.vocab_size,
         num_blocks=num_blocks_for(
-            _cache_bytes(part, config, tokens_per_step=tokens_per_step),
+            _cache_bytes(part, config, tokens_per_step=tokens_per_step, context=context),
             block_bytes=block_bytes + bytes_of_block(source, config),
             block_size=config.block_size,
             context=context,
@@ -192,7 +195,7 @@ def _capacity(part: ModelShard, config: EngineConfig, source: DraftSource) -> Ca
     )
 
 
-def _cache_bytes(part: ModelShard, config: EngineConfig, *, tokens_per_step: int) -> int:
+def _cache_bytes(part: ModelShard, config: EngineConfig, *, tokens_per_step: int, context: int) -> int:
     if config.cache_gib is not None:
         return int(config.cache_gib * 2**30)
     share = defaults_of(part.device.type).share_of_free
@@ -206,5 +209,12 @@ def _cache_bytes(part: ModelShard, config: EngineConfig, *, tokens_per_step: int
             max_sequences=config.max_sequences,
             block_size=config.block_size,
         )
+        if are_wanted(config.compile, device=part.device, ranks=config.tensor_parallel):
+            taken += graph_bytes(
+                part,
+                max_sequences=config.max_sequences,
+                max_blocks=-(-context // config.block_size),
+                block_size=config.block_size,
+            )
     free, _ = accelerator.free_and_total_bytes(part.device)
     return int(free * share) - taken

@@ -23,9 +23,11 @@ class EngineConfig:
     weights: Weights = "stored"
     """Format of the blocks' weight matrices; 8- and 4-bit formats are quantized when a model opens."""
     compile: Compile = "auto"
-    """torch.compile of steps; slower on CPUs, not timed on GPUs; auto: off.
+    """CUDA graphs of decode steps, and torch.compile of the blocks; auto: graphs of uncompiled blocks on
+    NVIDIA GPUs, nothing elsewhere; on: compiled blocks, which are slower on CPUs; off: neither.
 
-    Steps run uncompiled until compilation has finished, so no request waits for it."""
+    Graphs are recorded when the engine opens, and on GPUs blocks are compiled before that. On CPUs steps run
+    uncompiled until compilation has finished."""
     tensor_parallel: int = 1
     """Number of processes (ranks) that share each layer."""
     max_sequences: int = 256

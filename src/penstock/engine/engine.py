@@ -2,7 +2,7 @@
 
     plan = scheduler.schedule(now)          integers: which positions of which sequences
     output = runner.run(batch_of(plan))     one forward pass over all of them
-    sampled = sample(plan, output)          the next tokens
+    sampled = sample(plan, output)          the next tokens; CUDA graphs sample them in the forward pass
     scheduler.commit(plan, tokens)          append tokens; finished sequences release their blocks
     speculation.after(completed)            draft tokens for the next step to verify
 
@@ -24,6 +24,7 @@ from penstock.engine.outputs import SampledTokens, SequenceOutput
 from penstock.engine.prompts import check_token_ids
 from penstock.engine.request import Finish, OutputDelta, Request
 from penstock.engine.sampling.grammars_of_adapters import GrammarsOfAdapters
+from penstock.engine.sampling.sampler import Draws
 from penstock.engine.sampling_params import check_vocabulary
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.scheduling.sequence import Sequence, StepPlan
@@ -37,7 +38,11 @@ log = logging.getLogger(__name__)
 class TokenSampler(Protocol):
     """Samples tokens for a step."""
 
-    def draw(self, plan: StepPlan, output: StepOutput) -> list[SampledTokens]:
+    def prepare(self, plan: StepPlan) -> Draws:
+        """Return what the tokens of a plan will be sampled by, before its logits are there."""
+        ...
+
+    def draw(self, plan: StepPlan, output: StepOutput, draws: Draws) -> list[SampledTokens]:
         """Return the sampled tokens of each share of a plan, in order."""
         ...
 
@@ -271,10 +276,11 @@ class Engine:
 
     def _compute(self, plan: StepPlan, begin: float) -> tuple[list[SampledTokens], CompletedStep]:
         batch = batch_of(plan, self.capacity.block_size, adapters=self.runner.adapters)
+        draws = self._token_sampler.prepare(plan)
         scheduled = clock.monotonic()
-        output = self.runner.run(batch)
+        output = self.runner.run(batch, draws.settings)
         ran = clock.monotonic()
-        sampled = self._token_sampler.draw(plan, output)
+        sampled = self._token_sampler.draw(plan, output, draws)
         end = clock.monotonic()
         self._counts.steps += 1
         self._counts.tokens += plan.num_tokens

@@ -16,7 +16,7 @@ SOURCES = Path(__file__).parents[3] / "src" / "penstock"
 NVIDIAS_OWN = {
     "devices/accelerator.py",
     "doctor/checks/devices.py",
-    "engine/model_runner/compiled_steps.py",
+    "engine/model_runner/decode_graphs.py",
     "nn/linear/float8.py",
     "nn/kernels/paged.py",
     "nn/kernels/varlen_flash.py",

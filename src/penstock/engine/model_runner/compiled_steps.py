@@ -1,30 +1,22 @@
-"""Compiled steps: torch.compile per number of tokens, and CUDA graphs for decoding.
+"""Compiled steps: torch.compile of the blocks, a program for each of some numbers of tokens.
 
 Blocks are compiled, not the network: they are alike, so one program computes all of them, and compiling takes
-seconds where a network takes minutes. A program has a fixed number of tokens, 1, 2, 4, ...; smaller steps are
-padded. The mix of shares in a step does not matter, because paged attention is one opaque operator that reads
-it by itself (nn/kernels/paged_opaque.py): prefill, drafts and decoding use the same programs, on every
-device.
+seconds where a network takes minutes. The mix of shares in a step does not matter, because paged attention is
+one opaque operator that reads it by itself (nn/kernels/paged_opaque.py): prefill, drafts and decoding use the
+same programs, on every device. Steps look programs up and never compile: a size without a program runs
+uncompiled. Programs are cached on disk for the next process.
 
-A thread compiles one size after the other, on padding only. Steps look programs up and never compile: a size
-without a program runs uncompiled. Programs are cached on disk for the next process. On GPUs, decode steps are
-also recorded as CUDA graphs.
+On CPUs a program has 1, 2, 4, ... tokens, and smaller steps are padded. A thread compiles one size after the
+other, on padding only, while plain steps serve. A step of C++ operators is one call there, which no compiled
+program beats (docs/limits.md).
 
-On CPUs a step of C++ operators is one call, which no compiled program beats (docs/limits.md).
-
-A graph reads and writes the same addresses whenever it is replayed. The pages never move; a step's integers
-are copied into tensors of the graph, one set for each number of sequences and block table width, both powers
-of two. Spare rows write to a block that no sequence has. A graph is recorded when a step of its size first
-comes; that takes about as long as the step, because its kernels were compiled before.
-
-The graphs share one memory pool, so a step's result is copied out before the next replay. torch's own graphs
-(mode="reduce-overhead") belong to the thread that records them, and would not be recorded again when the
-pages change, which a compiled program does not see.
+On GPUs a program of each size of a decode step is compiled before it is recorded as a CUDA graph
+(decode_graphs.py). All other steps use one program of any number of tokens.
 """
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass
 from typing import cast
@@ -35,7 +27,6 @@ from torch import Tensor, nn
 from penstock.core.clock import monotonic
 from penstock.core.env import cache_folder, set_compiled_programs
 from penstock.core.errors import ConfigError
-from penstock.devices import accelerator
 from penstock.engine.config import Compile
 from penstock.engine.model_runner.kv_cache import BoundCache, PagedCache
 from penstock.models.llama.model import Block, Llama
@@ -51,6 +42,9 @@ _MOST_PROGRAMS = 256
 
 _MOST_TOKENS = 2048
 """Largest number of tokens of a program. Larger steps run uncompiled: a program would save little there."""
+
+_ANY_TOKENS = 512
+"""Tokens of the step that the program of any number of tokens is compiled with."""
 
 Program = Callable[[Block, Tensor, Rope, HiddenPages], Tensor]
 
@@ -76,6 +70,16 @@ def is_wanted(asked: Compile, *, device: torch.device, ranks: int) -> bool:
     return True
 
 
+def program_sizes(*, max_sequences: int, max_tokens: int) -> list[int]:
+    """Return the numbers of tokens of programs, for steps of decoding and for steps of all kinds.
+
+    >>> program_sizes(max_sequences=3, max_tokens=20)
+    [1, 2, 3, 4, 8, 16, 20]
+    """
+    most = min(max_tokens, _MOST_TOKENS)
+    return sorted({*sizes_up_to(min(max_sequences, most)), *sizes_up_to(most)})
+
+
 def sizes_up_to(most: int) -> list[int]:
     """Return the powers of two below `most`, and it.
 
@@ -90,9 +94,9 @@ class CompiledSteps:
 
     Args:
         model: without adapters, on one rank.
-        max_sequences: maximum shares of a step.
-        max_tokens: maximum tokens of a step.
-        max_blocks: maximum width of a block table.
+        sizes: numbers of tokens of the programs.
+        has_any: True: a program of any number of tokens computes all steps but those of one token per
+            sequence.
         is_plain: called in each step; False: an adapter was added, so the compiled programs do not apply.
         backend: name of the torch.compile backend.
     """
@@ -102,31 +106,29 @@ class CompiledSteps:
         model: Llama,
         cache: PagedCache,
         *,
-        max_sequences: int,
-        max_tokens: int,
-        max_blocks: int,
+        sizes: Iterable[int],
+        has_any: bool = False,
         is_plain: Callable[[], bool] = lambda: True,
         backend: str = "inductor",
     ) -> None:
         self._model = model
         self._cache = cache
         self._is_plain = is_plain
-        most = min(max_tokens, _MOST_TOKENS)
-        self._sizes = sorted({*sizes_up_to(min(max_sequences, most)), *sizes_up_to(most)})
-        self._max_sequences = max_sequences
+        self._sizes = sorted(sizes)
         self._ready: set[int] = set()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._compile_all, name="penstock-compile", daemon=True)
+        self._thread = threading.Thread(target=self.compile_all, name="penstock-compile", daemon=True)
         compiled = torch.compile(_compute_block, backend=backend, dynamic=False, fullgraph=True)
         self._compiling = _with_blocks(model, compiled)
         # the same programs, looked up only: a size without a program runs uncompiled, for whatever reason
         self._compiled = _with_blocks(model, torch._dynamo.run(compiled))
+        self._any: _Any | None = None
+        if has_any:
+            compiled = torch.compile(_compute_block_of_any, backend=backend, dynamic=True, fullgraph=True)
+            self._any = _Any(_with_blocks(model, compiled), _with_blocks(model, torch._dynamo.run(compiled)))
         self._hidden_cache = _HiddenCache(
             [HiddenPages(torch.tensor(index), window) for index, window in enumerate(model.config.windows)]
         )
-        self._graphs: DecodeGraphs | None = None
-        if accelerator.kind_of(cache.device).has_graphs:
-            self._graphs = DecodeGraphs(self._compute, cache, max_blocks=max_blocks, record=cuda_recorder())
 
     @property
     def ready(self) -> frozenset[int]:
@@ -138,7 +140,7 @@ class CompiledSteps:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until all sizes are compiled."""
+        """Wait until the thread has compiled all sizes."""
         self._thread.join()
 
     def close(self) -> None:
@@ -149,22 +151,25 @@ class CompiledSteps:
 
     def __call__(self, ids: Tensor, positions: Tensor, cache: BoundCache) -> Tensor:
         """Compute one step."""
-        step, count = cache.step, ids.shape[1]
+        count = ids.shape[1]
         size = next((size for size in self._sizes if size >= count), 0)
-        if size not in self._ready or not self._is_plain():
+        if not self._is_plain():
             return self._model.hidden(ids, position_ids=positions, cache=cache)
-        is_decoding = step.num_singles == count <= self._max_sequences
-        if self._graphs is not None and is_decoding and not self._thread.is_alive():
-            return self._graphs(ids, positions, step, size=size)
-        more = (0, size - count)
-        ids, positions = (nn.functional.pad(tensor, more) for tensor in (ids, positions))
-        return self._compute(ids, positions, cache)[:, :count]
+        if self._any is not None and self._any.is_ready and (cache.step.num_singles < count or not size):
+            return self._computed(self._any.compiled, ids, positions, cache)
+        if size not in self._ready:
+            return self._model.hidden(ids, position_ids=positions, cache=cache)
+        if size > count:
+            more = (0, size - count)
+            ids, positions = (nn.functional.pad(tensor, more) for tensor in (ids, positions))
+        return self._computed(self._compiled, ids, positions, cache)[:, :count]
 
-    def _compute(self, ids: Tensor, positions: Tensor, cache: BoundCache) -> Tensor:
+    def _computed(self, twin: Llama, ids: Tensor, positions: Tensor, cache: BoundCache) -> Tensor:
         with pages_in_use(cache.layers):
-            return self._compiled.hidden(ids, position_ids=positions, cache=self._hidden_cache)
+            return twin.hidden(ids, position_ids=positions, cache=self._hidden_cache)
 
-    def _compile_all(self) -> None:
+    def compile_all(self) -> None:
+        """Compile all programs; logs a failure and leaves the rest uncompiled."""
         started = monotonic()
         set_compiled_programs(cache_folder() / "compiled", given=False)
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_PROGRAMS)
@@ -172,15 +177,22 @@ class CompiledSteps:
             if self._stop.is_set():
                 return
             try:
-                self._run_alone(size)
+                self._run_alone(self._compiling, size)
             except Exception as error:  # a compiler may raise anything; uncompiled steps still work
                 log.warning("compile=failed size=%d reason=%r", size, str(error)[:500])
                 return
             self._ready.add(size)
+        if self._any is not None:
+            try:
+                self._run_alone(self._any.compiling, _ANY_TOKENS)
+            except Exception as error:
+                log.warning("compile=failed size=any reason=%r", str(error)[:500])
+                return
+            self._any.is_ready = True
         log.info("compile=done programs=%d seconds=%.1f", len(self._sizes), monotonic() - started)
 
     @torch.inference_mode()
-    def _run_alone(self, size: int) -> None:
+    def _run_alone(self, twin: Llama, size: int) -> None:
         """Compute a step of padding only: compiles the programs of a size and writes to no page."""
         none = torch.zeros(0, dtype=torch.int32, device=self._cache.device)
         step = PagedStep(
@@ -193,7 +205,7 @@ class CompiledSteps:
         )
         filling = torch.zeros(1, size, dtype=torch.int64, device=self._cache.device)
         with pages_in_use(self._cache.bound(step).layers):
-            self._compiling.hidden(filling, position_ids=filling.clone(), cache=self._hidden_cache)
+            twin.hidden(filling, position_ids=filling.clone(), cache=self._hidden_cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,116 +239,23 @@ def _compute_block(block: Block, x: Tensor, rope: Rope, pages: HiddenPages) -> T
     return Block.forward(block, x, rope, _attend_nothing, pages)
 
 
+def _compute_block_of_any(block: Block, x: Tensor, rope: Rope, pages: HiddenPages) -> Tensor:
+    """The function that is compiled for any number of tokens; programs are kept by function."""
+    return Block.forward(block, x, rope, _attend_nothing, pages)
+
+
+@dataclass(slots=True)
+class _Any:
+    """Networks whose blocks are computed by the program of any number of tokens."""
+
+    compiling: Llama
+    compiled: Llama
+    is_ready: bool = False
+
+
 def _with_blocks(model: Llama, program: Program) -> Llama:
     """Return a network with the same parameters whose blocks are computed by `program`."""
     twin = copy(model)
     twin._modules = dict(model._modules)
     twin.layers = nn.ModuleList(_CompiledBlock(cast(Block, block), program) for block in model.layers)
     return twin
-
-
-Replay = Callable[[], Tensor]
-Record = Callable[[Callable[[], Tensor]], Replay]
-"""Records the kernels that a function launches; returns a function that launches them again."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Recorded:
-    """A CUDA graph and the tensors that it reads."""
-
-    ids: Tensor
-    positions: Tensor
-    step: PagedStep
-    replay: Replay
-
-    def fill(self, ids: Tensor, positions: Tensor, step: PagedStep, *, spare: tuple[int, int]) -> None:
-        """Copy a step's integers into the graph; spare rows are sequences of one token at block and slot
-        `spare`."""
-        count, width = step.block_tables.shape
-        for tensor, given in (
-            (self.ids[:, :count], ids),
-            (self.positions[:, :count], positions),
-            (self.step.slots[:count], step.slots),
-            (self.step.lengths[:count], step.lengths),
-            (self.step.block_tables[:count, :width], step.block_tables),
-        ):
-            tensor.copy_(given)
-        self.step.block_tables[count:, 0], self.step.slots[count:] = spare
-        self.step.lengths[count:] = 1
-
-
-class DecodeGraphs:
-    """CUDA graphs of decode steps (one token per sequence), recorded on first use.
-
-    Args:
-        compute: (ids [1, t], positions [1, t], cache) -> [1, t, hidden]; does not synchronise with the
-            host.
-        cache: its last block belongs to no sequence.
-        max_blocks: maximum width of a block table.
-        record: makes a graph; tests pass another one.
-    """
-
-    def __init__(
-        self,
-        compute: Callable[[Tensor, Tensor, BoundCache], Tensor],
-        cache: PagedCache,
-        *,
-        max_blocks: int,
-        record: Record,
-    ) -> None:
-        self._compute = compute
-        self._cache = cache
-        self._max_blocks = max_blocks
-        self._record = record
-        self._graphs: dict[tuple[int, int], _Recorded] = {}
-
-    def __call__(self, ids: Tensor, positions: Tensor, step: PagedStep, *, size: int) -> Tensor:
-        """Compute a step of at most `size` tokens with the graph of that size."""
-        count, width = step.block_tables.shape
-        width = min(self._max_blocks, 1 << (width - 1).bit_length())
-        graph = self._graphs.get((size, width)) or self._recorded(size, width)
-        _, _, num_blocks, _, block_size, _ = self._cache.pages.shape
-        graph.fill(ids, positions, step, spare=(num_blocks - 1, (num_blocks - 1) * block_size))
-        return graph.replay()[:, :count].clone()
-
-    def _recorded(self, size: int, width: int) -> _Recorded:
-        def integers(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=self._cache.device)
-
-        ids, positions = (integers(1, size, dtype=torch.int64) for _ in range(2))
-        spare = self._cache.pages.shape[2] - 1
-        step = PagedStep(
-            slots=integers(size, dtype=torch.int64) + spare * self._cache.pages.shape[4],
-            query_starts=torch.arange(size + 1, dtype=torch.int32, device=self._cache.device),
-            lengths=integers(size, dtype=torch.int32) + 1,
-            block_tables=integers(size, width, dtype=torch.int32) + spare,
-            spans=(),  # the host knows no lengths during a replay
-            num_singles=size,
-        )
-        cache = self._cache.bound(step)
-        replay = self._record(lambda: self._compute(ids, positions, cache))
-        self._graphs[size, width] = graph = _Recorded(ids, positions, step, replay)
-        return graph
-
-
-def cuda_recorder() -> Record:
-    """Return a function that records CUDA graphs in a memory pool of their own."""
-    pool = torch.cuda.graph_pool_handle()
-
-    def record(compute: Callable[[], Tensor]) -> Replay:
-        aside, current = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(current)
-        with torch.cuda.stream(aside):
-            compute()  # one-time work such as loading libraries must not be recorded
-        current.wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            out = compute()
-
-        def replay() -> Tensor:
-            graph.replay()
-            return out
-
-        return replay
-
-    return record

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from penstock.engine.model_runner.batch import StepBatch
@@ -20,6 +20,9 @@ class StepOutput:
     logits: Float[Tensor, "r vocab"]
     """Logits of `StepBatch.logit_rows`, in that order; wider where an adapter of the step has new tokens, and
     -inf where a row's adapter has not."""
+    drawn: Callable[[], list[int]] | None = None
+    """Waits for the device and returns the token sampled from each row of `logits`; None: the step sampled
+    none. Where it is given, the tensors above are valid until the next step."""
 
 
 class StepRunner(Protocol):
@@ -35,8 +38,11 @@ class StepRunner(Protocol):
         """Adapter name -> tokens that it adds to the vocabulary; its logits have as many more columns."""
         ...
 
-    def run(self, batch: StepBatch) -> StepOutput:
+    def run(self, batch: StepBatch, settings: Float64[Tensor, "r 5"] | None = None) -> StepOutput:
         """Compute one step.
+
+        Args:
+            settings: of `sampling.filters.settings_tensor`, for runners that sample; None: greedy.
 
         Raises:
             RunnerLost: no further step can be computed.

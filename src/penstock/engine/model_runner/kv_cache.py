@@ -15,7 +15,6 @@ from torch import Tensor
 from penstock.core.errors import ConfigError
 from penstock.core.huge_pages import reserve
 from penstock.engine.config import Cache
-from penstock.engine.model_runner.batch import StepBatch
 from penstock.nn.attention import Attend
 from penstock.nn.kernels.paged import LayerPages, Paged
 from penstock.nn.kernels.pages import SCALE_SIZE, PagedStep, row_size
@@ -55,19 +54,8 @@ class PagedCache:
         """Device of the pages."""
         return self.pages.device
 
-    def bind(self, batch: StepBatch) -> "BoundCache":
-        """Return the cache of one step, as the network takes it."""
-        step = PagedStep.from_arrays(
-            slots=batch.slots,
-            query_starts=batch.query_starts,
-            lengths=batch.lengths,
-            block_tables=batch.block_tables,
-            device=self.device,
-        )
-        return self.bound(step)
-
     def bound(self, step: PagedStep) -> "BoundCache":
-        """Return the cache of a step whose integers are already tensors."""
+        """Return the cache of one step, as the network takes it."""
         return BoundCache([LayerPages(keys, values, step) for keys, values in self._layers], step)
 
 

@@ -38,6 +38,7 @@ from penstock.models.llama.tensor_slices import ALONE
 from penstock.nn.linear.adapter_config import OUTPUT_MATRIX
 from penstock.nn.linear.lora import Adapter, factors
 from penstock.nn.new_rows import NEW_ROWS
+from penstock.nn.upload import uploaded
 
 
 class Adapters:
@@ -174,11 +175,11 @@ class Adapters:
         self._step.rows = slice(first, last + 1)
         of_token = np.repeat(batch.adapters, np.diff(batch.query_starts))
         mine = of_token[:, None] == self._owners[None, self._step.rows]
-        self._step.mine = torch.from_numpy(mine).to(like.device, like.dtype)
+        self._step.mine = uploaded([mine], like.device)[0].to(like.dtype)
         if np.isin(batch.adapters, self._scaling).any():
             held = np.array([*self._updates], np.int32)  # ascending
             places = np.where(of_token < 0, len(held), np.searchsorted(held, of_token))
-            self._step.places = torch.from_numpy(places).to(like.device)
+            [self._step.places] = uploaded([places], like.device)
 
     def adapted_logits(
         self, logits: Float[Tensor, "r vocab"], hidden: Float[Tensor, "t hidden"], batch: StepBatch

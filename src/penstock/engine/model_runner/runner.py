@@ -1,23 +1,24 @@
 """Model runner of one process: a forward pass over the tokens of all shares, logits where needed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
+from jaxtyping import Float64
 from torch import Tensor
 
 from penstock.engine.model_runner.batch import StepBatch
 from penstock.engine.model_runner.collectives import RankGroup
-from penstock.engine.model_runner.compiled_steps import CompiledSteps
+from penstock.engine.model_runner.compiled_steps import CompiledSteps, sizes_up_to
+from penstock.engine.model_runner.decode_graphs import DecodeGraphs, Forward, Record, cuda_recorder
 from penstock.engine.model_runner.interface import StepOutput
 from penstock.engine.model_runner.kv_cache import BoundCache, PagedCache
 from penstock.engine.model_runner.lora import Adapters
 from penstock.engine.model_runner.native_decoder import NativeDecoder, open_native_decoder
 from penstock.engine.model_runner.tensor_parallel import GatheredLogits
 from penstock.models.llama.model import Llama
-
-Forward = Callable[[Tensor, Tensor, BoundCache], Tensor]
-"""(ids [1, t], positions [1, t], cache) -> normalised hidden states [1, t, hidden]."""
+from penstock.nn.kernels.pages import PagedStep
+from penstock.nn.upload import uploaded
 
 
 class Runner:
@@ -45,6 +46,7 @@ class Runner:
         self._project = model.logits if group is None else GatheredLogits(model, group)
         self.forward: Forward = forward or self._plain
         self._compiled: CompiledSteps | None = None
+        self._graphs: DecodeGraphs | None = None
         self._is_plain = forward is None
         self._native: NativeDecoder | None = None
         self._is_settled = False  # True once it is known whether the native decoder applies
@@ -61,19 +63,26 @@ class Runner:
         return self._adapters.num_new_tokens
 
     @torch.inference_mode()
-    def run(self, batch: StepBatch) -> StepOutput:
-        """Compute one step; the keys and values of its tokens are in the cache afterwards."""
+    def run(self, batch: StepBatch, settings: Float64[Tensor, "r 5"] | None = None) -> StepOutput:
+        """Compute one step; the keys and values of its tokens are in the cache afterwards.
+
+        Args:
+            settings: as in `StepRunner.run`; steps that are CUDA graphs sample.
+        """
+        if self._graphs is not None and self._graphs.takes(batch, settings):
+            return self._graphs.run(batch, settings)
         batch = self._adapters.placed(batch)
         whole = self._native_now()
         if whole is not None and whole.takes(batch):
             hidden, logits = whole.run(batch)
             return StepOutput(hidden, self._adapters.adapted_logits(logits, hidden, batch))
-        ids, positions, rows = (
-            torch.from_numpy(array).to(self.cache.device, non_blocking=True)
-            for array in (batch.token_ids, batch.positions, batch.logit_rows)
+        arrays = batch.slots, batch.query_starts, batch.lengths, batch.block_tables
+        ids, positions, rows, *paged = uploaded(
+            (batch.token_ids, batch.positions, batch.logit_rows, *arrays), self.cache.device
         )
+        step = PagedStep.from_uploaded(paged, query_starts=batch.query_starts, lengths=batch.lengths)
         self._adapters.begin(batch)
-        hidden = self.forward(ids[None], positions[None], self.cache.bind(batch))[0]
+        hidden = self.forward(ids[None], positions[None], self.cache.bound(step))[0]
         logits = self._project(hidden[rows])
         return StepOutput(hidden, self._adapters.adapted_logits(logits, hidden, batch))
 
@@ -103,21 +112,42 @@ class Runner:
         """Do nothing: the next step can always be computed."""
 
     def compile(
-        self, *, max_sequences: int, max_tokens: int, max_blocks: int, backend: str = "inductor"
-    ) -> None:
-        """Start compiling steps in the background; arguments as in `CompiledSteps`."""
+        self, sizes: Iterable[int], *, has_any: bool = False, backend: str = "inductor"
+    ) -> CompiledSteps:
+        """Compute steps by compiled programs from now on; the caller compiles them.
+
+        Arguments as in `CompiledSteps`.
+        """
+        self.close()
         self._compiled = CompiledSteps(
             self.model,
             self.cache,
-            max_sequences=max_sequences,
-            max_tokens=max_tokens,
-            max_blocks=max_blocks,
+            sizes=sizes,
+            has_any=has_any,
             is_plain=lambda: not self._adapters.indexes,
             backend=backend,
         )
         self.forward = self._compiled
         self._is_plain, self._is_settled = False, False
-        self._compiled.start()
+        return self._compiled
+
+    def record(self, *, max_sequences: int, max_blocks: int, record: Record | None = None) -> list[int]:
+        """Record decode steps as CUDA graphs; returns the numbers of sequences that have one.
+
+        Arguments as in `DecodeGraphs`; `record` None: CUDA's.
+        """
+        self._graphs = None  # its memory is free before others are recorded
+        graphs = DecodeGraphs(
+            self.forward,
+            self.model.logits,
+            self.cache,
+            sizes=sizes_up_to(max_sequences),
+            max_blocks=max_blocks,
+            record=record or cuda_recorder(),
+        )
+        graphs.record_all()
+        self._graphs = graphs
+        return graphs.sizes
 
     def close(self) -> None:
         """Stop the compiler after its current program."""

@@ -24,9 +24,12 @@ from torch.nn import functional
 from penstock.engine.sampling_params import Sampling
 from penstock.nn import native
 from penstock.nn.triton_support import has_triton
+from penstock.nn.upload import uploaded
 
 _COLDEST, _HOTTEST = 1e-30, 1e30
 """Limits of the temperature in float32; beyond them sampling is greedy, or uniform over possible tokens."""
+_ROWS_AT_ONCE = 64
+"""Rows that plain torch samples at once, which bounds its memory: some 60 bytes for each logit."""
 _HALVING = (2017903, 19743522, 118729907, 515776670, 1488514207, 2147483648)
 """Coefficients of 2^-t for t from 0 to 1, in units of 2^-31, by Horner with alternating signs: fitted for the
 least relative error, 1e-7, with exact ends 1 and 1/2. With rounding down at each step it is still strictly
@@ -63,46 +66,69 @@ def choose(
         settings: one per row; None: greedy, the lowest id of equals.
         numbers: [rows] random numbers in [0, 1).
     """
-    wanted = None if settings is None else settings_tensor(settings, numbers, vocab=logits.shape[1])
-    is_of_type = logits.dtype in (torch.float32, torch.bfloat16)
-    if is_of_type and logits.device.type == "cpu" and native.is_available():
-        return torch.ops.penstock.draw(logits, wanted)  # type: ignore[no-any-return]
-    if has_triton(logits.device):
-        from penstock.engine.sampling.draw_triton import draw  # takes a second that CPUs do not spend
-
-        if wanted is not None:  # from page-locked memory, so that the host does not wait
-            wanted = wanted.pin_memory().to(logits.device, non_blocking=True)
-        return draw(logits, wanted)
-    return choose_plain(logits, wanted)
+    return sample(logits, None if settings is None else settings_tensor(settings, numbers))
 
 
-def choose_plain(
+def sample(
     logits: Float[Tensor, "rows vocab"], settings: Float64[Tensor, "rows 5"] | None
 ) -> Int64[Tensor, "rows"]:
-    """Sample in plain torch, with the operator's results.
+    """Sample as `choose` does.
 
     Args:
         settings: from `settings_tensor`; None: greedy.
     """
-    logits = logits.float()
-    best, tokens = logits.max(-1)  # NaN where any is
-    finite = best.isfinite()
-    if settings is not None:
-        settings = settings.to(logits.device)
-        drawing = (settings[:, 0] > 0) & finite
-        filtered = (settings[:, 1] < logits.shape[1]) | (settings[:, 2] < 1) | (settings[:, 3] > 0)
-        for rows, draw in ((drawing & ~filtered, _unfiltered), (drawing & filtered, _filtered)):
-            if bool(rows.any()):
-                tokens[rows] = draw(logits[rows], settings[rows])
-    return tokens.where(finite, -1)
+    if settings is None:
+        return draw(logits, None)
+    array = settings.numpy()
+    has_filters = bool(((array[:, 1] < logits.shape[1]) | (array[:, 2] < 1) | (array[:, 3] > 0)).any())
+    return draw(logits, uploaded([array], logits.device)[0], has_filters=has_filters)
+
+
+def draw(
+    logits: Float[Tensor, "rows vocab"],
+    settings: Float64[Tensor, "rows 5"] | None,
+    *,
+    has_filters: bool = True,
+) -> Int64[Tensor, "rows"]:
+    """Sample as `choose` does; the host waits for nothing, so that a CUDA graph can record it.
+
+    Args:
+        settings: from `settings_tensor`, on the device of the logits; None: greedy.
+        has_filters: False: no row has top-k, top-p or min-p, which saves time and changes no token.
+    """
+    is_of_type = logits.dtype in (torch.float32, torch.bfloat16)
+    if is_of_type and logits.device.type == "cpu" and native.is_available():
+        return torch.ops.penstock.draw(logits, settings)  # type: ignore[no-any-return]
+    if has_triton(logits.device):
+        from penstock.engine.sampling import draw_triton  # takes a second that CPUs do not spend
+
+        return draw_triton.draw(logits, settings)
+    return choose_plain(logits, settings, has_filters=has_filters)
+
+
+def choose_plain(
+    logits: Float[Tensor, "rows vocab"],
+    settings: Float64[Tensor, "rows 5"] | None,
+    *,
+    has_filters: bool = True,
+) -> Int64[Tensor, "rows"]:
+    """Sample in plain torch, with the operator's results; arguments as in `draw`."""
+    if settings is None:
+        best, tokens = logits.max(-1)  # NaN where any is
+        return tokens.where(best.isfinite(), -1)
+    parts = zip(torch.split(logits, _ROWS_AT_ONCE), torch.split(settings, _ROWS_AT_ONCE), strict=True)
+    return torch.cat([_drawn(part.float(), wanted, has_filters) for part, wanted in parts])
 
 
 def settings_tensor(
-    settings: Sequence[Sampling], numbers: Sequence[float], *, vocab: int
+    settings: Sequence[Sampling], numbers: Sequence[float], *, vocab: int = 2**31
 ) -> Float64[Tensor, "rows 5"]:
-    """Return sampling settings as a tensor.
+    """Return sampling settings as a tensor on the CPU.
 
     Columns: factor from logits to powers of two (0: greedy), top-k, top-p, min-p, random number.
+
+    Args:
+        vocab: top-k of rows without one; at least the number of token ids.
     """
     return torch.from_numpy(
         np.array(
@@ -137,17 +163,24 @@ def _scale(temperature: float) -> float:
     return 1 / (math.log(2) * min(max(temperature, _COLDEST), _HOTTEST))
 
 
-def _unfiltered(
-    logits: Float[Tensor, "rows vocab"], settings_tensor: Float64[Tensor, "rows 5"]
+def _drawn(
+    logits: Float[Tensor, "rows vocab"], settings: Float64[Tensor, "rows 5"], has_filters: bool
 ) -> Int64[Tensor, "rows"]:
-    found = weights(logits, logits.amax(-1, keepdim=True), settings_tensor[:, :1].float())
-    return _look_up(found, settings_tensor[:, 4:])
+    """Sample rows of float32; -1 where no token can be sampled."""
+    best, likeliest = logits.max(-1)  # NaN where any is
+    if has_filters:
+        found = _filtered(logits, settings)
+    else:
+        found = weights(logits, best[:, None], settings[:, :1].float())
+    tokens = _look_up(found, settings[:, 4:])
+    return tokens.where(settings[:, 0] > 0, likeliest).where(best.isfinite(), -1)
 
 
 def _filtered(
-    logits: Float[Tensor, "rows vocab"], settings_tensor: Float64[Tensor, "rows 5"]
-) -> Int64[Tensor, "rows"]:
-    scale, top_k, top_p, min_p, numbers = (settings_tensor[:, i : i + 1] for i in range(5))
+    logits: Float[Tensor, "rows vocab"], settings: Float64[Tensor, "rows 5"]
+) -> Int64[Tensor, "rows vocab"]:
+    """Return the weight of each token; 0 where a filter excludes it."""
+    scale, top_k, top_p, min_p = (settings[:, i : i + 1] for i in range(4))
     values, ids = logits.sort(descending=True, stable=True)
     found = weights(values, values[:, :1], scale.float())
     last = values.gather(1, top_k.long().clamp(max=values.shape[1]) - 1)
@@ -157,7 +190,7 @@ def _filtered(
     limits = (top_p * totals.double()).ceil().long().minimum(totals).where(top_p < 1, totals)
     found *= found.cumsum(-1) - found < limits
     found *= found >= (min_p * 2.0**43).ceil()
-    return _look_up(torch.zeros_like(found).scatter_(1, ids, found), numbers)
+    return torch.zeros_like(found).scatter_(1, ids, found)
 
 
 def _look_up(found: Int64[Tensor, "rows vocab"], numbers: Float64[Tensor, "rows 1"]) -> Int64[Tensor, "rows"]:

@@ -14,7 +14,14 @@ from torch import Tensor
 from penstock.engine.model_runner.interface import StepOutput
 from penstock.engine.outputs import SampledTokens
 from penstock.engine.request import ContinuationScore, TokenLogprob
-from penstock.engine.sampling.sampler import NOT_FINITE, Sampler, SamplerOutput, logprobs_of, rows_of
+from penstock.engine.sampling.sampler import (
+    NOT_FINITE,
+    Draws,
+    Sampler,
+    SamplerOutput,
+    logprobs_of,
+    rows_of,
+)
 from penstock.engine.scheduling.sequence import ScheduledTokens, Sequence, StepPlan
 from penstock.engine.speculation.speculation import accepted_tokens
 
@@ -33,10 +40,18 @@ class OutputProcessor:
         self._prompts = PromptLogprobs()
         self._scores = ContinuationScores()
 
-    def draw(self, plan: StepPlan, output: StepOutput) -> list[SampledTokens]:
+    def prepare(self, plan: StepPlan) -> Draws:
+        """Return what the tokens of a plan will be sampled by; valid before commit."""
+        return self._sampler.prepare(rows_of(plan))
+
+    def draw(self, plan: StepPlan, output: StepOutput, draws: Draws) -> list[SampledTokens]:
         """Return the sampled tokens of each share of a plan, in order."""
         self._scores.take(plan, output.logits)
-        draws = self._sampler.draw(self._prompts.take(plan, output.logits), rows_of(plan))
+        logits = self._prompts.take(plan, output.logits)
+        drawn = output.drawn if logits is output.logits else None  # of all rows, those of prompts too
+        return self._of_shares(plan, output, self._sampler.draw(logits, draws, drawn))
+
+    def _of_shares(self, plan: StepPlan, output: StepOutput, draws: SamplerOutput) -> list[SampledTokens]:
         is_plain = not (draws.failed or draws.refused or draws.logprobs)
         row = end = 0
         found: list[SampledTokens] = []

@@ -9,7 +9,7 @@ matcher) is brought up to date from the answer's tokens when a row is sampled, s
 preemption need no call. Only the end of an answer does (`forget`).
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from penstock.core.rng import key_of, mix64
 from penstock.engine.request import Request, TokenLogprob
-from penstock.engine.sampling.filters import choose, probabilities
+from penstock.engine.sampling.filters import probabilities, sample, settings_tensor
 from penstock.engine.sampling.penalties import Tallied, TokenCounts, needs_tally, penalise
 from penstock.engine.sampling_params import GREEDY
 from penstock.engine.scheduling.sequence import Sequence as Answer
@@ -64,6 +64,17 @@ class Row:
     def position(self) -> int:
         """Position of the sampled token, counted from the start of the prompt."""
         return len(self.answer.tokens) + len(self.drafts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """What is known of a step's samples before its logits are."""
+
+    rows: Sequence[Row] = ()
+    moved: frozenset[int] = frozenset()
+    """Rows whose logits are changed before they are sampled."""
+    settings: Float64[Tensor, "rows 5"] | None = None
+    """From `filters.settings_tensor`, greedy for `moved` rows; None: all rows are greedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,18 +125,33 @@ class Sampler:
         self._grammars = grammars
         self._known: dict[int, _Known] = {}
 
-    def draw(self, logits: Float[Tensor, "rows vocab"], rows: Sequence[Row]) -> SamplerOutput:
-        """Sample one token per row; `logits` are not changed."""
-        moved = [i for i, row in enumerate(rows) if self._of(row.answer).moves or _may_not_end(row)]
-        tokens = self._chosen(logits, rows, likeliest=set(moved))
+    def prepare(self, rows: Sequence[Row]) -> Draws:
+        """Return what `draw` will sample rows by."""
+        moved = frozenset(i for i, row in enumerate(rows) if self._of(row.answer).moves or _may_not_end(row))
+        return Draws(rows=rows, moved=moved, settings=self._settings(rows, likeliest=moved))
+
+    def draw(
+        self,
+        logits: Float[Tensor, "rows vocab"],
+        draws: Draws,
+        drawn: Callable[[], list[int]] | None = None,
+    ) -> SamplerOutput:
+        """Sample one token per row; `logits` are not changed.
+
+        Args:
+            drawn: returns the tokens that `filters.draw` samples from `logits` by `draws.settings`, where the
+                model's step has sampled them; None: they are sampled here.
+        """
+        rows = draws.rows
+        tokens = drawn() if drawn is not None else sample(logits, draws.settings).tolist()
         failed = {i: NOT_FINITE for i, token in enumerate(tokens) if token < 0}
         refused: dict[int, str] = {}
-        moved = [i for i in moved if i not in failed]
+        moved = sorted(i for i in draws.moved if i not in failed)
         if moved:
             chosen = [rows[i] for i in moved]
             part = logits[torch.tensor(moved, device=logits.device)].float()  # a copy
             refused = {moved[i]: reason for i, reason in self._shape(part, chosen).items()}
-            for i, token in zip(moved, self._chosen(part, chosen), strict=True):
+            for i, token in zip(moved, sample(part, self._settings(chosen)).tolist(), strict=True):
                 tokens[i] = token
         logprobs = _logprobs(logits, rows, tokens, without=failed.keys() | refused.keys())
         return SamplerOutput(tokens=tokens, logprobs=logprobs, failed=failed, refused=refused)
@@ -145,17 +171,18 @@ class Sampler:
         """Number of answers with state."""
         return len(self._known)
 
-    def _chosen(self, logits: Tensor, rows: Sequence[Row], *, likeliest: Container[int] = ()) -> list[int]:
-        """Sample by each row's settings, greedily for rows in `likeliest`; -1 where no token can be
-        sampled."""
+    def _settings(
+        self, rows: Sequence[Row], *, likeliest: Container[int] = ()
+    ) -> Float64[Tensor, "rows 5"] | None:
+        """Return each row's settings, greedy for rows in `likeliest`; None: all are greedy."""
         settings = [row.answer.request.sampling for row in rows]
         if likeliest:
             settings = [GREEDY if i in likeliest else sampling for i, sampling in enumerate(settings)]
         if all(sampling.temperature == 0 for sampling in settings):
-            return choose(logits, None).tolist()
+            return None
         keys = [self._of(row.answer).key for row in rows]
         numbers = uniforms(keys, [row.position for row in rows])
-        return choose(logits, settings, numbers.tolist()).tolist()
+        return settings_tensor(settings, numbers.tolist())
 
     def _of(self, answer: Answer) -> _Known:
         known = self._known.get(answer.id)

@@ -5,6 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
+from torch import Tensor
+
 from penstock.engine.config import EngineConfig
 from penstock.engine.model_runner.batch import StepBatch, encode
 from penstock.engine.model_runner.interface import StepOutput
@@ -54,8 +56,8 @@ class RankedRunner:
         others.watch()
         return cls(part, runner, others)
 
-    def run(self, batch: StepBatch) -> StepOutput:
-        """Compute one step.
+    def run(self, batch: StepBatch, settings: Tensor | None = None) -> StepOutput:  # noqa: ARG002
+        """Compute one step; it samples nothing.
 
         Raises:
             RunnerLost: a rank died or did not answer in time.

@@ -1,6 +1,9 @@
 """Trial steps on a GPU before the first request: peak activation memory, and kernel compilation."""
 
+import logging
+
 import numpy as np
+import torch
 from torch import Tensor
 
 from penstock.devices import accelerator
@@ -8,6 +11,8 @@ from penstock.engine.model_runner.batch import StepBatch
 from penstock.engine.sampling.filters import choose
 from penstock.engine.sampling_params import Sampling
 from penstock.engine.workers.model_shard import ModelShard
+
+log = logging.getLogger(__name__)
 
 
 def activation_bytes(part: ModelShard, *, tokens_per_step: int, max_sequences: int, block_size: int) -> int:
@@ -38,11 +43,39 @@ def try_step(part: ModelShard, *, tokens_per_step: int, max_sequences: int, bloc
     choose(logits, [Sampling(top_p=0.9)] * num_rows, [0.5] * num_rows)
 
 
-def _compute(part: ModelShard, lengths: list[int], *, num_rows: int, block_size: int) -> Tensor:
-    """Return logits of the first `num_rows` tokens of a step with prompts of these lengths."""
-    blocks = -(-max(lengths) // block_size)
-    tables = np.arange(len(lengths) * blocks, dtype=np.int32).reshape(len(lengths), blocks)
-    runner = part.runner(num_blocks=tables.size, block_size=block_size)
+def graph_bytes(part: ModelShard, *, max_sequences: int, max_blocks: int, block_size: int) -> int:
+    """Return the memory of the CUDA graphs of decode steps in bytes: the peak of the largest, uncaptured.
+
+    The graphs share it (model_runner/decode_graphs.py); a graph's own records of its kernels are not in it.
+    """
+    before = accelerator.forget_peak(part.device)
+    ones = [1] * max_sequences
+    try:
+        logits = _compute(part, ones, num_rows=max_sequences, block_size=block_size, width=max_blocks)
+        choose(logits, [Sampling(top_p=0.9)] * max_sequences, [0.5] * max_sequences)
+        del logits
+    except torch.OutOfMemoryError:
+        log.warning("graphs=too_large size=%d The largest graphs will be left out", max_sequences)
+        return 0
+    finally:
+        peak = accelerator.peak_bytes(part.device)
+        accelerator.free_cache()
+    return peak - before
+
+
+def _compute(
+    part: ModelShard, lengths: list[int], *, num_rows: int, block_size: int, width: int = 0
+) -> Tensor:
+    """Return logits of the first `num_rows` tokens of a step with prompts of these lengths.
+
+    Args:
+        width: width of the block tables, of one block that all prompts write to; 0: blocks of their own.
+    """
+    blocks = width or -(-max(lengths) // block_size)
+    tables = np.zeros((len(lengths), blocks), np.int32)
+    if not width:
+        tables.flat[:] = np.arange(tables.size)
+    runner = part.runner(num_blocks=int(tables.max()) + 1, block_size=block_size)
     return runner.run(
         StepBatch(
             token_ids=np.zeros(sum(lengths), np.int64),

@@ -67,6 +67,11 @@ def _attend_hidden(
     pages = _LAYERS.get()[int(layer)]
     _, heads, num_tokens, head_dim = q_bhld.shape
     count = len(pages.step.slots)
+    if count == num_tokens:
+        pages.append(k_bkld, v_bkld)
+        q_thd = q_bhld[0].transpose(0, 1).contiguous()
+        whole = Paged(pages.step, window or None).attend(q_thd, pages.keys, pages.values, scale=scale)
+        return whole.flatten(1)[None]
     out = q_bhld.new_zeros(num_tokens, heads, head_dim)
     if count:
         pages.append(k_bkld[:, :, :count], v_bkld[:, :, :count])

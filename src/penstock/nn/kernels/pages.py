@@ -7,6 +7,7 @@ head of one token, so the codes of a token depend on no other token and on no st
 Legend: t tokens, s shares, w blocks of the longest table.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -16,6 +17,7 @@ from jaxtyping import Float, Int8, Int32, Int64
 from torch import Tensor
 
 from penstock.nn.linear.rounding import to_int8
+from penstock.nn.upload import uploaded
 
 SCALE_SIZE = 4
 """Bytes of a scale; head dims must be multiples of it."""
@@ -84,10 +86,14 @@ class PagedStep:
         device: torch.device,
     ) -> Self:
         """Copy the integers of a step to the device (on CPUs the arrays are shared, not copied)."""
-        tensors = (
-            torch.from_numpy(array).to(device, non_blocking=True)
-            for array in (slots, query_starts, lengths, np.ascontiguousarray(block_tables))
-        )
+        tensors = uploaded((slots, query_starts, lengths, block_tables), device)
+        return cls.from_uploaded(tensors, query_starts=query_starts, lengths=lengths)
+
+    @classmethod
+    def from_uploaded(
+        cls, tensors: Sequence[Tensor], *, query_starts: np.ndarray, lengths: np.ndarray
+    ) -> Self:
+        """Return a step of slots, query_starts, lengths and block_tables that are on the device."""
         many = np.flatnonzero(np.diff(query_starts) != 1)
         starts = query_starts.tolist()
         return cls(

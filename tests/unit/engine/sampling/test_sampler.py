@@ -25,8 +25,12 @@ def answer_of(drawn=(), *, prompt=(1, 2, 3), number=0, answer=0, stop_ids=(), gr
     return Sequence(id=number, request_id=0, answer=answer, request=request, tokens=[*prompt, *drawn])
 
 
+def sampled(sampler, logits, rows):
+    return sampler.draw(logits, sampler.prepare(rows))
+
+
 def draw(logits, *answers):
-    return Sampler().draw(logits[: len(answers)], [Row(a) for a in answers])
+    return sampled(Sampler(), logits[: len(answers)], [Row(a) for a in answers])
 
 
 def test_temperature_zero_takes_the_likeliest():
@@ -50,7 +54,7 @@ def test_a_token_does_not_depend_on_its_batch():
     alone = [draw(LOGITS[i : i + 1], a).tokens[0] for i, a in enumerate(answers)]
     assert together == alone
     order = [3, 1, 7, 0, 5, 2, 6, 4]
-    turned = Sampler().draw(LOGITS[order], [Row(answers[i]) for i in order]).tokens
+    turned = sampled(Sampler(), LOGITS[order], [Row(answers[i]) for i in order]).tokens
     assert turned == [together[i] for i in order]
 
 
@@ -71,8 +75,8 @@ def test_a_sampler_that_knew_an_answer_and_one_that_did_not_draw_alike():
     first, tokens = Sampler(), []
     for _ in range(12):  # the second has no memory of the steps before, as after a pre-emption elsewhere
         answer = answer_of(tokens, **kind)
-        (token,) = first.draw(LOGITS[:1], [Row(answer)]).tokens
-        assert Sampler().draw(LOGITS[:1], [Row(answer)]).tokens == [token]
+        (token,) = sampled(first, LOGITS[:1], [Row(answer)]).tokens
+        assert sampled(Sampler(), LOGITS[:1], [Row(answer)]).tokens == [token]
         tokens.append(token)
     assert len(set(tokens)) > 6
 
@@ -84,12 +88,12 @@ def test_rows_of_drafts_draw_what_they_would_if_the_drafts_stood():
     rows = rows_of(StepPlan(shares=(share,)))
     assert [row.drafts for row in rows] == [(), (7,), (7, 8), (7, 8, 7)]
     sampler = Sampler()
-    found = sampler.draw(LOGITS[:4], rows).tokens
+    found = sampled(sampler, LOGITS[:4], rows).tokens
     expected = [draw(LOGITS[n : n + 1], answer_of([4, *drafts[:n]], **kind)).tokens[0] for n in range(4)]
     assert found == expected
     answer.tokens.append(9)  # all were refused
     expected = draw(LOGITS[4:5], answer_of([4, 9], **kind)).tokens
-    assert sampler.draw(LOGITS[4:5], [Row(answer)]).tokens == expected
+    assert sampled(sampler, LOGITS[4:5], [Row(answer)]).tokens == expected
 
 
 def test_shares_that_do_not_reach_the_end_have_no_rows():
@@ -166,7 +170,7 @@ def test_probabilities_are_those_of_the_draws():
 
 def test_an_ended_answer_is_forgotten():
     sampler = Sampler()
-    sampler.draw(LOGITS[:1], [Row(answer_of(**ALL))])
+    sampled(sampler, LOGITS[:1], [Row(answer_of(**ALL))])
     assert sampler.num_known == 1
     sampler.forget(0)
     sampler.forget(0)
@@ -185,7 +189,7 @@ def test_numbers_are_uniform():
 def test_only_allowed_tokens_are_drawn():
     rows = [answer_of(number=i, seed=i, allowed_token_ids=(3, 40), **ALL) for i in range(8)]
     sampler = Sampler()
-    assert set(sampler.draw(LOGITS, [Row(a) for a in rows]).tokens) == {3, 40}
+    assert set(sampled(sampler, LOGITS, [Row(a) for a in rows]).tokens) == {3, 40}
     chances = sampler.probabilities(LOGITS[0], Row(rows[0]))
     assert chances[[3, 40]].sum() == pytest.approx(1.0)
 
@@ -209,7 +213,7 @@ def test_an_allowed_token_that_is_excluded_otherwise_leaves_nothing():
 def test_the_end_of_a_bad_word_is_excluded_behind_its_beginning(drawn, drafts, is_excluded):
     likeliest = int(LOGITS[0].argmax())
     answer = answer_of(drawn, prompt=(5, 6), temperature=0, bad_words_ids=((5, 6, likeliest),))
-    [token] = Sampler().draw(LOGITS[:1], [Row(answer, drafts)]).tokens
+    [token] = sampled(Sampler(), LOGITS[:1], [Row(answer, drafts)]).tokens
     assert (token != likeliest) == is_excluded
 
 

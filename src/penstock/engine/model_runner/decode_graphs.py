@@ -1,0 +1,302 @@
+"""CUDA graphs of decode steps: from the token ids of a step to the next ones, recorded when an engine opens.
+
+A step of one token per sequence is one graph launch. The graph embeds, computes the blocks and the logits,
+and samples. There is a graph for each of a short list of numbers of sequences, with and without sampling;
+smaller steps are padded.
+
+    batch, settings -> pinned memory -> one upload -> block tables -> graph -> pinned memory -> tokens
+
+A graph reads and writes the same addresses whenever it is replayed. The weights and the pages never move. All
+graphs read one set of tensors, `StepInputs`, made for the largest step and the widest block table, so nothing
+is recorded while requests are served. Padding rows are sequences of one token in a block that no sequence
+has.
+
+The graphs share one memory pool: the logits and hidden states of a step are valid until the next replay. The
+largest graph is recorded first, and the others fit into its memory. torch's own graphs
+(mode="reduce-overhead") belong to the thread that records them, and would not be recorded again when the
+pages change, which a compiled program does not see.
+
+A graph that does not fit into memory is left out: its steps use the next larger one, or are launched kernel
+by kernel.
+"""
+
+import gc
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from penstock.core.clock import monotonic
+from penstock.core.units import mib
+from penstock.devices import accelerator
+from penstock.engine.config import Compile
+from penstock.engine.model_runner.batch import StepBatch
+from penstock.engine.model_runner.interface import StepOutput
+from penstock.engine.model_runner.kv_cache import BoundCache, PagedCache
+from penstock.engine.sampling.filters import draw
+from penstock.nn.kernels.pages import PagedStep
+from penstock.nn.triton_support import has_triton
+from penstock.nn.upload import pinned, places_of
+
+log = logging.getLogger(__name__)
+
+Outputs = tuple[Tensor, ...]
+Replay = Callable[[], Outputs]
+Record = Callable[[Callable[[], Outputs]], Replay]
+"""Records the kernels that a function launches; returns a function that launches them again and returns the
+tensors of the recorded call."""
+
+
+Forward = Callable[[Tensor, Tensor, BoundCache], Tensor]
+"""(ids [1, t], positions [1, t], cache) -> normalised hidden states [1, t, hidden], without waiting for the
+device."""
+
+
+def are_wanted(asked: Compile, *, device: torch.device, ranks: int) -> bool:
+    """Return True if decode steps are recorded as CUDA graphs.
+
+    Attention must be the kernels in Triton: plain torch gathers all pages of the widest table.
+    """
+    has_graphs = accelerator.kind_of(device).has_graphs and has_triton(device)
+    return asked != "off" and ranks == 1 and has_graphs
+
+
+class StepInputs:
+    """Tensors that the graphs read, written by one upload and one copy of the block tables a step.
+
+    Args:
+        max_sequences: rows of the largest step.
+        max_blocks: width of the widest block table.
+        spare_block: block that no sequence has, for padding rows.
+    """
+
+    def __init__(
+        self, *, max_sequences: int, max_blocks: int, spare_block: int, block_size: int, device: torch.device
+    ) -> None:
+        self._spare_block, self._spare_slot = spare_block, spare_block * block_size
+        rows = {
+            "token_ids": (np.int64, 1),
+            "positions": (np.int64, 1),
+            "slots": (np.int64, 1),
+            "settings": (np.float64, 5),
+            "lengths": (np.int32, 1),
+        }
+        sizes = [max_sequences * np.dtype(kind).itemsize * many for kind, many in rows.values()]
+        starts, self._first_table = places_of(sizes)
+        self._rows = dict(zip(rows, zip(starts, sizes, rows.values(), strict=True), strict=True))
+        self._uploaded = torch.zeros(
+            self._first_table + max_sequences * max_blocks * 4, dtype=torch.uint8, device=device
+        )
+        whole = {name: self._view(self._uploaded, name) for name in rows}
+        self.token_ids, self.positions, self.slots, self.settings, self.lengths = whole.values()
+        self.slots += self._spare_slot
+        self.lengths += 1
+        self.block_tables = torch.full(
+            (max_sequences, max_blocks), spare_block, dtype=torch.int32, device=device
+        )
+        self.query_starts = torch.arange(max_sequences + 1, dtype=torch.int32, device=device)
+
+    def step(self, size: int) -> PagedStep:
+        """Return the sequences of a graph of `size` rows."""
+        return PagedStep(
+            slots=self.slots[:size],
+            query_starts=self.query_starts[: size + 1],
+            lengths=self.lengths[:size],
+            block_tables=self.block_tables[:size],
+            spans=(),  # the host knows no lengths during a replay
+            num_singles=size,
+        )
+
+    def write(self, batch: StepBatch, settings: Float64[Tensor, "t 5"] | None, *, size: int) -> None:
+        """Upload a step of at most `size` tokens, one per sequence; `settings` as in `StepRunner.run`."""
+        count, width = batch.block_tables.shape
+        end = self._first_table + size * width * 4
+        packed = pinned(end, self._uploaded.device)  # torch keeps it until the upload is done
+        rows = {name: self._view(packed, name).numpy() for name in self._rows}
+        for name in ("token_ids", "positions", "slots", "lengths"):
+            rows[name][:count] = getattr(batch, name)
+        rows["token_ids"][count:size] = rows["positions"][count:size] = 0
+        rows["slots"][count:size] = self._spare_slot
+        rows["lengths"][count:size] = 1
+        if settings is not None:
+            rows["settings"][:count] = settings.numpy()
+            rows["settings"][count:size] = 0
+        tables = packed[self._first_table :].view(torch.int32).view(size, width).numpy()
+        tables[:count] = batch.block_tables
+        tables[count:] = self._spare_block
+        self._uploaded[:end].copy_(packed, non_blocking=True)
+        there = self._uploaded[self._first_table : end].view(torch.int32).view(size, width)
+        self.block_tables[:size, :width].copy_(there)
+
+    def _view(self, memory: Tensor, name: str) -> Tensor:
+        start, size, (kind, many) = self._rows[name]
+        found = memory[start : start + size].view(torch.from_numpy(np.zeros(0, kind)).dtype)
+        return found if many == 1 else found.view(-1, many)
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """Tokens on their way to the host."""
+
+    tokens: Tensor
+    arrived: torch.Event | None
+
+    def __call__(self) -> list[int]:
+        """Wait for the tokens."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        found: list[int] = self.tokens.tolist()
+        return found
+
+
+class DecodeGraphs:
+    """CUDA graphs of decode steps.
+
+    Args:
+        forward: the network, plain or compiled.
+        project: from hidden states to logits.
+        cache: its last block belongs to no sequence.
+        sizes: numbers of sequences that have a graph.
+        max_blocks: width of the widest block table.
+        record: makes a graph; tests pass another one.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        project: Callable[[Float[Tensor, "t hidden"]], Float[Tensor, "t vocab"]],
+        cache: PagedCache,
+        *,
+        sizes: Iterable[int],
+        max_blocks: int,
+        record: Record,
+    ) -> None:
+        self._forward, self._project, self._cache, self._record = forward, project, cache, record
+        self._sizes = sorted(sizes)
+        self._graphs: dict[tuple[int, bool], Replay] = {}  # by rows, and whether any row is sampled
+        _, _, num_blocks, _, block_size, _ = cache.pages.shape
+        self._inputs = StepInputs(
+            max_sequences=self._sizes[-1],
+            max_blocks=max_blocks,
+            spare_block=num_blocks - 1,
+            block_size=block_size,
+            device=cache.device,
+        )
+        self._drawn = torch.zeros(self._sizes[-1], dtype=torch.int64, device=cache.device)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of sequences that have graphs."""
+        return sorted({size for size, _ in self._graphs})
+
+    @torch.inference_mode()
+    def record_all(self) -> None:
+        """Record a graph of every size, the largest first; log what does not fit into memory."""
+        began, free = monotonic(), _free_bytes(self._cache.device)
+        for size in reversed(self._sizes):
+            found = {}
+            try:
+                for samples in (True, False):
+                    found[size, samples] = self._record(self._computing(size, samples=samples))
+            except torch.OutOfMemoryError as error:
+                log.warning(
+                    "graphs=left_out size=%d reason=%r Larger steps are launched kernel by kernel, which is "
+                    "slower: give the cache less memory (--cache-gib), or lower --max-sequences",
+                    size,
+                    str(error)[:200],
+                )
+                found.clear()  # what a failed recording holds
+                gc.collect()
+                if accelerator.is_accelerator(self._cache.device):
+                    accelerator.free_cache()
+                continue
+            except Exception as error:  # a driver or a kernel may raise anything; plain steps still work
+                log.warning("graphs=failed size=%d reason=%r", size, str(error)[:500])
+                self._graphs.clear()
+                return
+            self._graphs |= found
+        log.info(
+            "graphs=recorded sizes=%s seconds=%.1f memory=%s",
+            ",".join(map(str, self.sizes)),
+            monotonic() - began,
+            mib(max(0, free - _free_bytes(self._cache.device))),
+        )
+
+    def takes(self, batch: StepBatch, settings: Float64[Tensor, "r 5"] | None) -> bool:
+        """Return True if a graph computes a step: one token per sequence, all of them sampled, without
+        adapters."""
+        count = len(batch.token_ids)
+        return (
+            batch.num_singles == count == len(batch.logit_rows)
+            and (settings is None or len(settings) == count)
+            and not len(batch.vector_rows)
+            and self._size_for(count) is not None
+            and bool((batch.adapters < 0).all())
+        )
+
+    def run(self, batch: StepBatch, settings: Float64[Tensor, "t 5"] | None) -> StepOutput:
+        """Compute and sample a step that `takes` accepts."""
+        count = len(batch.token_ids)
+        size = self._size_for(count)
+        assert size is not None, count
+        self._inputs.write(batch, settings, size=size)
+        hidden, logits = self._graphs[size, settings is not None]()
+        return StepOutput(hidden[:count], logits[:count], drawn=self._read(count))
+
+    def _read(self, count: int) -> _Drawn:
+        """Start the copy of the sampled tokens to the host."""
+        device = self._drawn.device
+        if not accelerator.is_accelerator(device):
+            return _Drawn(self._drawn[:count], None)
+        there = pinned(8 * count, device).view(torch.int64)
+        there.copy_(self._drawn[:count], non_blocking=True)
+        arrived = torch.Event(device)
+        arrived.record()
+        return _Drawn(there, arrived)
+
+    def _size_for(self, count: int) -> int | None:
+        return next((size for size in self._sizes if size >= count and (size, True) in self._graphs), None)
+
+    def _computing(self, size: int, *, samples: bool) -> Callable[[], Outputs]:
+        inputs = self._inputs
+
+        def compute() -> Outputs:
+            ids, positions = inputs.token_ids[:size], inputs.positions[:size]
+            cache = self._cache.bound(inputs.step(size))
+            hidden = self._forward(ids[None], positions[None], cache)[0]
+            logits = self._project(hidden)
+            self._drawn[:size] = draw(logits, inputs.settings[:size] if samples else None)
+            return hidden, logits
+
+        return compute
+
+
+def cuda_recorder() -> Record:
+    """Return a function that records CUDA graphs in a memory pool of their own."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def record(compute: Callable[[], Outputs]) -> Replay:
+        aside, current = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(current)
+        with torch.cuda.stream(aside):
+            compute()  # one-time work such as loading libraries must not be recorded
+        current.wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            out = compute()
+
+        def replay() -> Outputs:
+            graph.replay()
+            return out
+
+        return replay
+
+    return record
+
+
+def _free_bytes(device: torch.device) -> int:
+    return accelerator.free_and_total_bytes(device)[0] if accelerator.is_accelerator(device) else 0
