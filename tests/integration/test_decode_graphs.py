@@ -1,5 +1,7 @@
 """CUDA graphs of decode steps, without a GPU: the recorder computes again from the tensors of a graph."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -67,6 +69,10 @@ def test_a_graph_samples_the_tokens_that_the_sampler_does(sampling):
     [
         pytest.param(step_of([1, 6], [9, 3]), id="a prompt"),
         pytest.param(step_of([1, 1, 1, 1], [9, 3, 4, 5]), id="more sequences than any graph has"),
+        pytest.param(
+            replace(DECODING[0], adapters=np.array([-1, 0, -1], np.int32)), id="an adapter of one sequence"
+        ),
+        pytest.param(replace(DECODING[0], logit_rows=np.array([0, 2])), id="a sequence that is not sampled"),
     ],
 )
 def test_other_steps_are_plain(step):

@@ -49,6 +49,13 @@ def check(
     sizes = {"heads": heads[0], "kv_heads": heads[1], "block_size": block_size, "head_dim": head_dim}
     pages, q, k, v = a_layer(step, num_blocks, **sizes, dtype=dtype, pages=kept)
     keys, values = pages.append(k, v)
+    if kept is None:  # the kernel writes what plain torch does
+        written = torch.zeros_like(keys), torch.zeros_like(values)
+        paged_triton.store(k, v, *written, step.slots)
+        at = step.slots // block_size, slice(None), step.slots % block_size
+        assert torch.equal(written[0][at], keys[at])
+        assert torch.equal(written[1][at], values[at])
+        assert written[0].count_nonzero() == k.count_nonzero()  # and nothing else
     q_thd = q[0].transpose(0, 1).contiguous()
     out = paged_triton.paged_attention(q_thd, keys, values, step, window=window, scale=0.3)
     expected = written_out(q, pages, shares, scale=0.3, window=window)[0].transpose(0, 1)
@@ -115,6 +122,7 @@ TYPES = {
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
     torch.int32: "i32",
+    torch.int64: "i64",
     torch.int8: "i8",
     torch.uint8: "u8",
     torch.int64: "i64",
@@ -181,7 +189,7 @@ def kind_of(value):
 def compile_for_gpus():
     """Launch what an 8B model does."""
     for module, names in (
-        (paged_triton, ("_attend", "_add_up")),
+        (paged_triton, ("_attend", "_add_up", "_store")),
         (quantized_triton, ("_multiply_int8", "_multiply_int4")),
         (draw_triton, ("_draw",)),
     ):
@@ -192,6 +200,9 @@ def compile_for_gpus():
     for dtype in (torch.bfloat16, torch.int8):
         keys = torch.zeros(num_blocks, 8, 16, row_size(128, dtype), dtype=dtype)
         paged_triton.paged_attention(queries, keys, keys.clone(), step, window=None, scale=0.1)
+    keys = torch.zeros(num_blocks, 8, 16, 128, dtype=torch.bfloat16)
+    token = torch.empty(1, 8, 21, 128, dtype=torch.bfloat16)
+    paged_triton.store(token, token, keys, keys.clone(), step.slots)
     x, codes = torch.empty(64, 4096, dtype=torch.bfloat16), torch.empty(6144, 4096, dtype=torch.int8)
     quantized_triton.linear_int8(x, codes, torch.empty(6144))
     groups = torch.empty(6144, 4096 // GROUP, dtype=torch.bfloat16)

@@ -42,6 +42,13 @@ class LayerPages:
 
     def append(self, k_bkld: Tensor, v_bkld: Tensor) -> tuple[Tensor, Tensor]:
         """Write the step's keys and values, each [1, k, t, d], to their slots; return the pages."""
+        is_dense = k_bkld.stride(-1) == v_bkld.stride(-1) == 1
+        if is_dense and self.keys.dtype == k_bkld.dtype and _has_kernels(k_bkld, self.keys):
+            from penstock.nn.kernels.paged_triton import store  # as in `Paged.attend`
+
+            with on_device_of(k_bkld):
+                store(k_bkld, v_bkld, self.keys, self.values, self.step.slots)
+            return self.keys, self.values
         block_size = self.keys.shape[2]
         block, offset = self.step.slots // block_size, self.step.slots % block_size
         for pages, x_bkld in ((self.keys, k_bkld), (self.values, v_bkld)):

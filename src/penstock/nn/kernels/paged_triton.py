@@ -33,6 +33,30 @@ _LOG2_E = 1.4426950408889634
 _MIN_TILE = 16  # smallest side of the matrix instructions
 
 
+def store(
+    k_bkld: Float[Tensor, "1 k t d"],
+    v_bkld: Float[Tensor, "1 k t d"],
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+) -> None:
+    """Write each token's key and value to its slot, in one launch.
+
+    Args:
+        k_bkld, v_bkld: with neighbouring elements in d; other strides may be any.
+        keys, values: [blocks, k, block_size, d] of the same dtype, contiguous.
+        slots: [t] int64, as in `PagedStep`.
+    """
+    _, kv_heads, num_tokens, head_dim = k_bkld.shape
+    if num_tokens:
+        _store[(num_tokens, kv_heads)](
+            k_bkld, v_bkld, keys, values, slots,
+            k_bkld.stride(1), k_bkld.stride(2), v_bkld.stride(1), v_bkld.stride(2),
+            KV_HEADS=kv_heads, BLOCK_SIZE=keys.shape[2],
+            D=head_dim, D_PADDED=triton.next_power_of_2(head_dim),
+        )  # fmt: skip
+
+
 def paged_attention(
     q_thd: Float[Tensor, "t h d"],
     keys: Tensor,
@@ -98,6 +122,23 @@ def _sizes(q_thd: Tensor, keys: Tensor, *, window: int | None) -> dict[str, int]
         "D_PADDED": padded,
         "KEYS": max(_MIN_TILE, min(128 // width, 2**14 // (padded * width))),
     }
+
+
+@triton.jit(do_not_specialize_on_alignment=["slots"])
+def _store(
+    k, v, keys, values, slots, k_head, k_token, v_head, v_token,
+    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
+):  # fmt: skip
+    """Write the key and value of one token and one key-value head."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot = tl.load(slots + token).to(tl.int64)
+    line = ((slot // BLOCK_SIZE) * KV_HEADS + head) * BLOCK_SIZE + slot % BLOCK_SIZE
+    d = tl.arange(0, D_PADDED)
+    is_d = d < D
+    k_d = tl.load(k + token * k_token + head * k_head + d, mask=is_d)
+    v_d = tl.load(v + token * v_token + head * v_head + d, mask=is_d)
+    tl.store(keys + line * D + d, k_d, mask=is_d)
+    tl.store(values + line * D + d, v_d, mask=is_d)
 
 
 # arguments that change from step to step must not be compile-time constants
