@@ -32,8 +32,9 @@ image:                ## the image, by podman, buildah or docker; IMAGE names it
 DEVICE ?= cuda
 SIZE ?= full
 OUT ?= benchmarks/results
-gpu:                  ## what this machine's GPU computes is right, and how fast; no setup: the checkout and torch do
-	$(PYTHON) benchmarks/gpu.py --device $(DEVICE) --size $(SIZE) --out $(OUT)
+gpu:                  ## how fast this machine's GPU is, and that it computes right: PART=speed, then PART=rest, or ROWS=a,b SECONDS=200; no setup
+	$(PYTHON) benchmarks/gpu.py --device $(DEVICE) --size $(SIZE) --out $(OUT) \
+	    $(if $(PART),--part $(PART)) $(if $(ROWS),--rows $(ROWS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(RESUME),--resume)
 
 $(AZURITE):           # 365 MB, most of it telemetry: more than CI should fetch each time
 	npm install --no-audit --no-fund --silent --prefix .azurite azurite@3.37.0

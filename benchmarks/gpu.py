@@ -1,13 +1,15 @@
-"""Prove a GPU: what is computed on it is right, how fast it is, and whether the planner foretold that.
+"""Prove a GPU: how fast it is, that what is computed on it is right, and whether the planner foretold that.
 
-Five parts run one after another, the most important first, each in a process of its own and for its share
-of nine minutes; what one leaves goes to the next, and one that hangs is killed. The result is filed while it
-grows, so that a machine that is lost leaves what was done.
+Cases run in order of value, training first, those of one part in a process of their own; each has a budget,
+and what it leaves goes to the next. Two commands of nine minutes each cover all of them: `--part speed`, then
+`--part rest`, which is added to the same result. A case that hangs or ends its process costs itself, and the
+rest goes on in a fresh process. The result is filed while it grows, so that a machine that is lost leaves
+what was done, and `--resume` runs what is missing.
 
-    equalities   kernels, optimizers, FSDP2, checkpoints, the engine: against float64, the CPU or transformers
-    training     tokens/s, MFU, memory, checkpoints, the loader
+    training     tokens/s, MFU, memory, checkpoints, the loader; a plain loop beside it
     serving      ms/token, prompts, many requests
     kernels      ours beside torch's and others'
+    equalities   kernels, optimizers, FSDP2, checkpoints, the engine: against float64, the CPU or transformers
     planner      what `penstock plan` says of all that
 
 Exit code: 0 if every equality held, 1 if one did not or was not reached, 2 if nothing could be run. Figures
@@ -24,19 +26,22 @@ sys.path[:0] = [
     str(ROOT / "benchmarks"),
 ]  # a bare machine has a checkout and no installation
 
-from gpu_parts.kit import Kit, warning  # noqa: E402
+from gpu_parts.cases import CASES, COMMAND_S, COMMANDS, choose, named, of_command  # noqa: E402
+from gpu_parts.kit import Kit  # noqa: E402
 from gpu_parts.machine import probe  # noqa: E402
-from gpu_parts.parts import PARTS, named  # noqa: E402
+from gpu_parts.result import Result, warning  # noqa: E402
 from gpu_parts.stopping import Stopped, raise_on_signals  # noqa: E402
 from gpu_parts.unfit import Unfit  # noqa: E402
 
 from penstock.core import clock  # noqa: E402
 
+TINY_S = 2400.0  # on a CPU, where budgets of an H100 say nothing
 EXAMPLE = """
 for example, on a machine with a GPU, from a checkout, without a network:
 
-    python benchmarks/gpu.py --out results
-    python benchmarks/gpu.py --out results --only serving,planner    # those two again, into the same result
+    python benchmarks/gpu.py --out results --part speed
+    python benchmarks/gpu.py --out results --part rest                           # into the same result
+    python benchmarks/gpu.py --out results --rows train-1b,serve-8b --seconds 200      # those two again
     less results/gpu-2026-11-22.md
 
 and anywhere, to see that the code runs, which measures nothing:
@@ -58,28 +63,49 @@ def main():
     parser.add_argument(
         "--size", choices=["full", "tiny"], default="full", help="tiny: shapes that take seconds"
     )
-    parser.add_argument(
-        "--only",
-        metavar="PART,...",
-        help=f"some of {', '.join(part.name for part in PARTS)}; added to the newest result in --out",
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--part", default="", help=f"{' or '.join(COMMANDS)} (default: both)")
+    chosen.add_argument(
+        "--rows",
+        default="",
+        metavar="CASE,...",
+        help=f"some cases, added to the newest result in --out: {', '.join(case.name for case in CASES)}; "
+        "or all of training, serving, kernels, equalities, planner",
     )
-    parser.add_argument("--minutes", type=float, default=9.0, help="for all parts together (default: 9)")
+    parser.add_argument(
+        "--seconds", type=float, help=f"for all cases together (default: {COMMAND_S:.0f} a command)"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="leave out what the newest result in --out has already"
+    )
     options = parser.parse_args()
     began = clock.monotonic()
     raise_on_signals()
     said = warning(options.device, options.size)
     try:
-        parts = named(options.only) if options.only else PARTS
+        wanted = named(options.rows) if options.rows else of_command(options.part)
         print(said, flush=True)
         machine = probe(options.device)
-        return Kit(
-            parts=parts,
+        result = Result.open(
+            options.out,
             machine=machine,
-            out=options.out,
             device=options.device,
             size=options.size,
-            total_s=60 * options.minutes - (clock.monotonic() - began),
-            is_added=options.only is not None,
+            is_added=options.resume or bool(options.rows) or options.part == COMMANDS[-1],
+        )
+        if options.resume:
+            wanted = [case for case in wanted if not result.has_done(case.part, case.name)]
+        total_s = TINY_S if options.size == "tiny" else COMMAND_S * (1 if options.part else len(COMMANDS))
+        total_s = options.seconds or total_s
+        choice = choose(wanted, total_s, canaries=options.size != "tiny")
+        print(f"{choice} of {total_s:.0f}", flush=True)
+        result.found["left_out"] = [case.name for case in choice.left_out]
+        return Kit(
+            cases=choice.cases,
+            result=result,
+            device=options.device,
+            size=options.size,
+            total_s=total_s - (clock.monotonic() - began),
         ).run()
     except Unfit as error:
         print(f"gpu.py: {error}", file=sys.stderr)

@@ -10,6 +10,8 @@ from pathlib import Path
 from penstock.core import clock
 
 _LOOK_EVERY_S = 0.1
+POISONED = 70
+"""Exit code of a process whose GPU does not answer any more."""
 
 
 def run_child(

@@ -1,8 +1,9 @@
-"""Part 1 of the GPU kit: what is computed on the device is what float64 or the CPU computes.
+"""Equalities of the GPU kit: what is computed on the device is what float64 or the CPU computes.
 
 Runs the tests of tests/gpu under pytest, the most important files first, and files each as a row. A test that
 ends the process, leaves the GPU unusable or takes too long fails, and the rest goes on in a fresh process.
 Most of the time goes into compiling, so on a GPU groups of files run side by side, as far as there are cores.
+Two cases divide the files: those of what is measured in the first command, and the others.
 """
 
 import json
@@ -11,21 +12,25 @@ import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
-from gpu_parts.child import run_child
+from gpu_parts.child import POISONED, run_child
+from gpu_parts.instruments import run_cases
 from gpu_parts.part import Part, open_part
-from gpu_parts.pytest_rows import POISONED
 from penstock.core import clock
 
 TESTS = Path(__file__).resolve().parents[2] / "tests" / "gpu"
-GROUPS = (
-    ("attention", "paged", "low_bit", "loss", "float8", "sampling", "optimizers"),
-    ("training",),
-    ("engine",),
-    ("tuning", "checkpoint"),
-)
-"""Files in the order in which they run: what others rest on first. Others follow by name, in the last."""
+GROUPS = {
+    "equalities": (
+        ("attention", "loss", "paged", "low_bit", "sampling", "float8"),
+        ("training",),
+        ("engine",),
+    ),
+    "equalities-others": (("optimizers", "checkpoint"), ("tuning",)),
+}
+"""Of each case the files of each group, in the order in which they run: what others rest on first. Files that
+are not named run in the last group of the last case."""
 INTERPRETED = ("paged", "low_bit")
 """Files of kernels in Triton, which decides on import if it interprets: on CPUs in a process of their own."""
 TEST_S = {"cuda": 100.0, "cpu": 300.0}
@@ -42,9 +47,15 @@ class _OverTime(Exception):
 def main() -> None:
     """Run the part."""
     part = open_part("equalities", __doc__.splitlines()[0])
-    groups = grouped([path.stem.removeprefix("test_") for path in TESTS.glob("test_*.py")])
+    files = sorted(path.stem.removeprefix("test_") for path in TESTS.glob("test_*.py"))
+    run_cases(part, {case: partial(hold, part, grouped(case, files)) for case in GROUPS})
+
+
+def hold(part: Part, groups: list[list[str]]) -> None:
+    """Run the tests of some groups of files."""
     num_at_once = max(1, (os.cpu_count() or 1) // _CORES_OF_GROUP)
-    if part.device.type == "cpu":
+    is_cpu = part.device.type == "cpu"
+    if is_cpu:
         num_at_once, files = 1, [name for group in groups for name in group]
         interpreted = [name for name in files if name in INTERPRETED]
         groups = [interpreted, [name for name in files if name not in INTERPRETED]]
@@ -55,25 +66,29 @@ def main() -> None:
             part.expect([name for run in runs for name in run.names()])
 
         for number, group in enumerate(groups):
-            is_interpreted = part.device.type == "cpu" and number == 0
-            runs.append(Run(part, group, TESTS, Path(folder) / f"{number}.jsonl", expect, is_interpreted))
+            if group:
+                record = Path(folder) / f"{number}.jsonl"
+                runs.append(Run(part, group, TESTS, record, expect, is_cpu and number == 0))
         expect()
         with ThreadPoolExecutor(num_at_once) as pool:
             are_whole = list(pool.map(Run.to_the_end, runs))
-        if all(are_whole):
-            part.done()
+        if not all(are_whole):
+            part.cut("the time was over before all tests ran")
 
 
-def grouped(files: list[str]) -> list[list[str]]:
-    """Return the files of each group, in the order in which they run.
+def grouped(case: str, files: list[str]) -> list[list[str]]:
+    """Return the files of each group of a case, in the order in which they run.
 
-    >>> grouped(["training", "other", "paged", "attention", "checkpoint"])
-    [['attention', 'paged'], ['training'], ['checkpoint', 'other']]
+    >>> grouped("equalities", ["training", "other", "paged", "attention", "checkpoint"])
+    [['attention', 'paged'], ['training']]
+    >>> grouped("equalities-others", ["training", "other", "paged", "attention", "checkpoint"])
+    [['checkpoint'], ['other']]
     """
-    *others, last = GROUPS
-    known = {name for group in GROUPS for name in group}
-    last = (*last, *sorted(set(files) - known))
-    found = ([name for name in group if name in files] for group in (*others, last))
+    groups = [list(group) for group in GROUPS[case]]
+    if case == list(GROUPS)[-1]:
+        named = {name for known in GROUPS.values() for group in known for name in group}
+        groups[-1] += sorted(set(files) - named)
+    found = ([name for name in group if name in files] for group in groups)
     return [group for group in found if group]
 
 

@@ -7,14 +7,17 @@ host's clock.
 import gc
 import os
 import statistics
+import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from gpu_parts.child import POISONED
 from gpu_parts.part import Part
 from penstock.core import clock
 from penstock.devices import accelerator
@@ -24,6 +27,7 @@ T = TypeVar("T")
 GIB = 2**30
 _LAST_FRAMES = 3
 _MOST_NAME, _MOST_KERNELS = 100, 20
+_LEAST_S = 2.0
 _MOST_REASON = 1200  # characters of a failure that are filed
 
 
@@ -46,8 +50,49 @@ def attempt(
         part.skipped(name, f"not enough memory: {_first_line(error)}")
     except Exception as error:  # whatever a driver, a compiler or a peer may raise: the other rows go on
         (part.skipped if is_optional else part.failed)(name, reason_of(error))
+    if not _computes(part.device):
+        os._exit(POISONED)
     free(part.device)
     return None
+
+
+def run_cases(part: Part, works: Mapping[str, Callable[[], Any]]) -> None:
+    """Run the cases of a part in their order: a case that fails or has no time costs its own rows.
+
+    A failure that leaves the GPU unusable, as an illegal access does, ends the process: the kit goes on with
+    the later cases in another.
+    """
+    for name in part.cases:
+        with part.case(name):
+            if part.left_s() < _LEAST_S:
+                part.cut("was not reached: the time was over")
+                continue
+            attempt(part, name, works[name])
+        if not _computes(part.device):
+            os._exit(POISONED)
+    part.done()
+
+
+def canary(part: Part, work: Callable[[Part], Any]) -> None:
+    """Run the whole path of a part in tiny shapes, to see what breaks it before time is spent on it.
+
+    Args:
+        work: is given a part whose rows are thrown away; those that failed are failed rows of the real one.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        tried = Part(part.name, part.device, True, part.left_s(), Path(folder) / part.path.name)
+        work(tried)
+        for row in tried.rows:
+            if row.status == "failed":
+                part.failed(f"canary, {row.name}", row.why)
+
+
+def _computes(device: torch.device) -> bool:
+    try:
+        accelerator.wait(device)
+    except RuntimeError:
+        return False
+    return True
 
 
 def set_up(device: torch.device, *, compiles: bool = True) -> None:
@@ -219,8 +264,41 @@ def memory_bytes_s(device: torch.device, *, is_tiny: bool) -> dict[str, float]:
     return {"read": read, "copy": copy}
 
 
-def profiled(device: torch.device, work: Callable[[], Any]) -> tuple[float, dict[str, float]]:
-    """Return the seconds that a device computes while `work` runs, and its longest kernels: name -> seconds.
+def host_trace(
+    device: torch.device, work: Callable[[], Any], path: Path
+) -> tuple[float, dict[str, dict[str, float]]]:
+    """Return what the host took for some work, in ms, and what it did longest, itself: name -> `ms`, `count`.
+
+    Args:
+        path: of the trace, for chrome://tracing or Perfetto, packed by gzip where it ends with .gz.
+    """
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    accelerator.wait(device)
+    with torch.profiler.profile(activities=activities) as seen:
+        began = clock.monotonic()
+        work()
+        taken_s = clock.monotonic() - began
+        accelerator.wait(device)
+    seen.export_chrome_trace(str(path))
+    events = sorted(seen.key_averages(), key=lambda event: -event.self_cpu_time_total)[:_MOST_KERNELS]
+    longest = {
+        event.key[:_MOST_NAME]: {"ms": event.self_cpu_time_total / 1e3, "count": event.count}
+        for event in events
+    }
+    return 1e3 * taken_s, longest
+
+
+class Kernel(NamedTuple):
+    """What a kernel took in all its launches."""
+
+    seconds: float
+    count: int
+
+
+def profiled(device: torch.device, work: Callable[[], Any]) -> tuple[float, dict[str, Kernel]]:
+    """Return the seconds that a device computes while `work` runs, and its longest kernels by name.
 
     What the host does is not recorded, which would slow it. On a CPU kernels are torch's operators.
     """
@@ -231,15 +309,28 @@ def profiled(device: torch.device, work: Callable[[], Any]) -> tuple[float, dict
         work()
         accelerator.wait(device)
     kind = torch.autograd.DeviceType.CUDA if is_gpu else torch.autograd.DeviceType.CPU
-    spans, longest = [], dict[str, float]()
+    spans, longest = [], dict[str, Kernel]()
     for event in seen.events() or []:
         if event.device_type == kind and not getattr(event, "is_user_annotation", False):
             start, end = event.time_range.start / 1e6, event.time_range.end / 1e6  # of microseconds
             spans.append((start, end))
             name = event.name[:_MOST_NAME]
-            longest[name] = longest.get(name, 0.0) + end - start
-    top = sorted(longest.items(), key=lambda item: -item[1])[:_MOST_KERNELS]
+            seconds, count = longest.get(name, Kernel(0.0, 0))
+            longest[name] = Kernel(seconds + end - start, count + 1)
+    top = sorted(longest.items(), key=lambda item: -item[1].seconds)[:_MOST_KERNELS]
     return busy_seconds(spans), dict(top)
+
+
+def per_step(kernels: Mapping[str, Kernel], steps: int) -> dict[str, dict[str, float]]:
+    """Return what rows say of kernels: `kernels_ms` and `kernels_count` of one of so many steps, by name.
+
+    >>> per_step({"gemm": Kernel(0.004, 6)}, 2)
+    {'kernels_ms': {'gemm': 2.0}, 'kernels_count': {'gemm': 3.0}}
+    """
+    return {
+        "kernels_ms": {name: 1e3 * kernel.seconds / steps for name, kernel in kernels.items()},
+        "kernels_count": {name: kernel.count / steps for name, kernel in kernels.items()},
+    }
 
 
 def busy_seconds(spans: Sequence[tuple[float, float]]) -> float:

@@ -10,7 +10,7 @@ import importlib.util
 import inspect
 import math
 import sys
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,7 +21,16 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from gpu_parts.instruments import attempt, free, matrix_flops, memory_bytes_s, set_up, timed  # noqa: E402
+from gpu_parts.instruments import (  # noqa: E402
+    attempt,
+    canary,
+    free,
+    matrix_flops,
+    memory_bytes_s,
+    run_cases,
+    set_up,
+    timed,
+)
 from gpu_parts.part import open_part  # noqa: E402
 from penstock.engine.sampling.filters import choose  # noqa: E402
 from penstock.engine.sampling_params import Sampling  # noqa: E402
@@ -69,7 +78,6 @@ class Kernels:
 
     def __init__(self, part):
         self.part, self.device, self.is_tiny = part, part.device, part.is_tiny
-        self.read_bytes_s = self.flops = None
         if self.is_tiny:
             self.heads, self.kv_heads, self.dim, self.hidden, self.wide = 4, 2, 16, 64, 128
             self.vocabulary, self.rows, self.length, self.document = 512, 2, 32, 9
@@ -79,12 +87,19 @@ class Kernels:
             self.vocabulary, self.rows, self.length, self.document = 128_256, 2, 4096, 900
             self.contexts = ((64, 2048), (1, 16384))
 
-    def measure_roofline(self):
-        """File what the memory and products of matrices reach."""
-        self.read_bytes_s = memory_bytes_s(self.device, is_tiny=self.is_tiny)["read"]
-        self.flops = matrix_flops(self.device, torch.bfloat16, is_tiny=self.is_tiny)
-        self.part.measured("memory, read", self.read_bytes_s / 1e12, "TB/s")
-        self.part.measured("matrix products, bfloat16", self.flops / 1e12, "TFLOP/s")
+    @cached_property
+    def read_bytes_s(self):
+        """Bytes a second that the memory gives to a sum; filed when it is first asked for."""
+        speed = memory_bytes_s(self.device, is_tiny=self.is_tiny)["read"]
+        self.part.measured("memory, read", speed / 1e12, "TB/s")
+        return speed
+
+    @cached_property
+    def flops(self):
+        """FLOP/s that products of matrices reach; filed when they are first asked for."""
+        flops = matrix_flops(self.device, torch.bfloat16, is_tiny=self.is_tiny)
+        self.part.measured("matrix products, bfloat16", flops / 1e12, "TFLOP/s")
+        return flops
 
     def compare(self, name, ways, *, read=0.0, flops=0.0, as_graph=True):
         """Time some ways to compute one thing; file each and the verdict.
@@ -463,28 +478,45 @@ def main():
     part = open_part("kernels", __doc__.partition("\n")[0])
     set_up(part.device, compiles=False)
     rows = Kernels(part)
-    rows.measure_roofline()
     tokens = (1, 4) if part.is_tiny else (1, 64)
-    work = [("attention over pages", partial(rows.decode, *context)) for context in rows.contexts]
-    work += [
-        (f"{n} tokens times {bits}", partial(rows.product, bits, n))
-        for bits in ("int8", "int4")
-        for n in tokens
-    ]
-    work.append(("attention of a prompt", rows.prompt_over_pages))
-    work += [("sampling", partial(rows.sampling, tokens[-1])), ("loss", rows.loss)]
-    if has_native(RECIPES["float8_rowwise"], part.device.type):
-        work += [(f"{n} tokens times float8", partial(rows.product, "float8", n)) for n in tokens]
-    else:
-        part.skipped("tokens times float8", "the device has no float8 instructions")
-    work += [
-        (f"attention {packed} {backward}", partial(rows.attention, packed=packed, backward=backward))
-        for packed in (True, False)
-        for backward in (True, False)
-    ]
-    for name, measure in work:
-        attempt(part, name, measure)
-    part.done()
+
+    def each(*works):
+        def run():
+            for name, measure in works:
+                attempt(part, name, measure)
+
+        return run
+
+    def products(bits):
+        if bits == "float8" and not has_native(RECIPES["float8_rowwise"], part.device.type):
+            return partial(part.skipped, "tokens times float8", "the device has no float8 instructions")
+        return each(*((f"{n} tokens times {bits}", partial(rows.product, bits, n)) for n in tokens))
+
+    run_cases(
+        part,
+        {
+            "kernels-canary": lambda: canary(part, lambda tried: Kernels(tried).sampling(4)),
+            "attention": each(
+                *(
+                    (
+                        f"attention {packed} {backward}",
+                        partial(rows.attention, packed=packed, backward=backward),
+                    )
+                    for packed in (False, True)
+                    for backward in (True, False)
+                )
+            ),
+            "loss": each(("loss", rows.loss)),
+            "int4": products("int4"),
+            "float8": products("float8"),
+            "draws": each(("sampling", partial(rows.sampling, tokens[-1]))),
+            "pages": each(
+                *(("attention over pages", partial(rows.decode, *context)) for context in rows.contexts),
+                ("attention of a prompt", rows.prompt_over_pages),
+            ),
+            "int8": products("int8"),
+        },
+    )
 
 
 if __name__ == "__main__":

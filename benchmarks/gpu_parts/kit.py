@@ -1,184 +1,167 @@
-"""The frame of the GPU kit: runs parts in turn, files what they say as they say it, and judges it."""
+"""The frame of the GPU kit: runs cases in turn, files what they say as they say it, and judges it."""
 
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpu_parts.cases import RESERVE_S, START_S, Case, in_parts
 from gpu_parts.child import run_child
 from gpu_parts.environment import ROOT, environment
 from gpu_parts.machine import others, usage
-from gpu_parts.page import page, plots
-from gpu_parts.parts import PartScript, budget_s
+from gpu_parts.part import DONE, RUNS, as_json
+from gpu_parts.result import Result, is_gpu
 from gpu_parts.stopping import Stopped, not_stopped
-from gpu_parts.unfit import Unfit
-from gpu_parts.verdict import judge
+from gpu_parts.verdict import EQUALITIES, judge
 from penstock.core import clock
-from penstock.core.files import write_atomic
 
-NOT_A_GPU = "NOTHING WAS MEASURED ON A GPU: THIS RUN ONLY SHOWS THAT THE CODE RUNS ON A CPU."
-TINY = "NOTHING WAS MEASURED: SHAPES ARE TINY, THIS RUN ONLY SHOWS THAT THE CODE RUNS."
 _LAST_BYTES, _LAST_LINES = 2000, 4
-_RESERVE_S = 8.0
-"""Kept of the total for killing the last part and for the page."""
+
+
+class _OverTime(Exception):
+    """The running case took longer than its time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kit:
-    """One run of some parts."""
+    """One run of some cases."""
 
-    parts: tuple[PartScript, ...]
-    """The most important first."""
-    machine: dict[str, Any]
-    """What `probe` found."""
-    out: Path
+    cases: tuple[Case, ...]
+    """In the order in which they run."""
+    result: Result
     device: str
     size: str
     total_s: float
-    is_added: bool = False
-    """True if the parts are added to the newest result of this device in `out`, where there is one."""
+    scripts: Path = Path(__file__).parent
+    """The folder of the parts' scripts."""
+    start_s: float = START_S
+    """Kept for the start of each part's process."""
     grace_s: float = 4.0
-    """Time after a part's budget until it is killed."""
+    """Time after a case's own until its process is killed."""
 
     def run(self) -> int:
-        """Run the parts; return the exit code: 0 if every equality held, 1 if not, 128 + signal if stopped.
-
-        Raises:
-            Unfit: the result to add to is another machine's.
-        """
+        """Run the cases; return the exit code: 0: every equality held, 1: not, 128 + signal: stopped."""
         deadline = clock.monotonic() + self.total_s
-        print(f"{self.machine['name']}, torch {self.machine['versions'].get('torch')}", flush=True)
-        self.out.mkdir(parents=True, exist_ok=True)
-        result, stem = self._begin()
-        code = None
-        with tempfile.TemporaryDirectory(prefix="penstock-gpu-") as folder, operators_under_construction():
-            for name, entry in result["parts"].items():  # which later parts may read
-                (Path(folder) / f"{name}.json").write_text(json.dumps(entry))
+        found, stem, code = self.result.found, self.result.stem, None
+        print(f"{found['machine']['name']}, torch {found['versions'].get('torch')}", flush=True)
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        groups = in_parts(self.cases)
+        builds = operators_under_construction if EQUALITIES in dict(groups) else contextlib.nullcontext
+        with tempfile.TemporaryDirectory(prefix="penstock-gpu-") as folder, builds():
             try:
-                for number in range(len(self.parts)):
-                    self._run_part(self.parts[number:], result, stem, deadline, Path(folder))
-                result["is_finished"] = True
+                for number, (part, cases) in enumerate(groups):
+                    later_s = sum(
+                        self.start_s + sum(case.budget_s for case in group)
+                        for _, group in groups[number + 1 :]
+                    )
+                    self._run_part(part, cases, deadline - RESERVE_S - later_s, Path(folder))
+                found["is_finished"] = True
             except Stopped as stopped:
                 code = stopped.exit_code
-                result["stopped_by"] = str(stopped)
+                found["stopped_by"] = str(stopped)
             with not_stopped():
-                self._file(result, stem)
-        verdict = judge(result)
+                self.result.file()
+        verdict = judge(found)
         print(f"\nequalities: {verdict}")
         for what, names in (("failed", verdict.failed), ("not reached", verdict.not_reached)):
             for name in names:
                 print(f"  {what}: {name}")
+        for name in found.get("left_out", []):
+            print(f"  left out, no time: {name}")
         print(f"filed in {stem}.json, {stem.name}.md says it in words")
         return code if code is not None else 0 if verdict.is_proven else 1
 
-    def _run_part(
-        self,
-        parts: tuple[PartScript, ...],
-        result: dict[str, Any],
-        stem: Path,
-        deadline: float,
-        folder: Path,
-    ) -> None:
-        """Run the first of these parts for its share of the time left."""
-        part = parts[0]
-        left = deadline - clock.monotonic() - _RESERVE_S
-        budget = budget_s(parts, left) - self.grace_s
-        if budget <= 0:
-            print(f"{part.name}: not reached, the time is over", flush=True)
-            result["parts"].setdefault(part.name, _nothing_yet("was not reached: the time was over"))
-            return
+    def _run_part(self, part: str, cases: Sequence[Case], deadline: float, folder: Path) -> None:
+        """Run cases of one part in one process, and in another what is left where a case ends its process."""
         before = usage() if is_gpu(self.device) else {}
-        about = {
-            "began": clock.utc_now(),
-            "revision": _revision(),
-            "budget_s": round(budget, 1),
-            "gpu_before": before,
-            "others": others(before),
-        }
-        entry = result["parts"][part.name] = {**_nothing_yet("runs"), **about}
-        rows, log = folder / f"{part.name}.json", stem.with_suffix(".log")
-        rows.unlink(missing_ok=True)
-        print(f"\n{part.name}: at most {budget:.0f} s. {entry['others']}".rstrip(), flush=True)
+        entry = self.result.part(part)
+        entry.update(
+            began=clock.utc_now(),
+            revision=_revision(),
+            budget_s=round(deadline - clock.monotonic(), 1),
+            gpu_before=before,
+            others=others(before),
+        )
+        for name, other in self.result.found["parts"].items():  # which later parts may read
+            (folder / f"{name}.json").write_text(as_json(other))
+        print(f"\n{part}: {', '.join(case.name for case in cases)}. {entry['others']}".rstrip(), flush=True)
+        began, left = clock.monotonic(), list(cases)
+        while left:
+            until = self._times(left, deadline)
+            for case in [case for case in left if until[case.name] <= 0]:
+                left.remove(case)
+                self._end(part, case.name, "was not reached: the time was over")
+            if left:
+                left = self._run_process(part, left, until, folder)
+        entry["seconds"] = round(clock.monotonic() - began, 1)
+        print(f"{part}: {entry['ended']}, {entry['seconds']:.0f} s", flush=True)
+        self.result.file()
+
+    def _times(self, cases: Sequence[Case], deadline: float) -> dict[str, float]:
+        """Return in how many seconds each case must have ended, so that the later ones have theirs."""
+        left_s, found = deadline - clock.monotonic() - self.grace_s, dict[str, float]()
+        for case in reversed(cases):
+            found[case.name] = left_s
+            left_s -= case.budget_s
+        return found
+
+    def _run_process(
+        self, part: str, cases: list[Case], until: Mapping[str, float], folder: Path
+    ) -> list[Case]:
+        """Run cases in one process; return those that are still to run."""
+        log = self.result.stem.with_suffix(".log")
         log.touch()
-        filed, shown = _Changes(rows), _Tail(log)
+        said, shown, earlier = _Said(folder / f"{part}.json"), _Tail(log), self.result.part(part)["rows"]
+        began = clock.monotonic()
 
         def meanwhile() -> None:
             shown.show()
-            if filed.has_changed():
-                entry.update(_read(rows))
-                self._file_numbers(result, stem)
+            if said.has_changed():
+                self.result.take(part, said.found, earlier)
+                self.result.file_numbers()
+            if clock.monotonic() - began > until[said.left(cases)[0].name] + self.grace_s:
+                raise _OverTime
 
-        began, failed = clock.monotonic(), "was stopped"
+        last_s = until[cases[-1].name]
+        command = [sys.executable, str(self.scripts / f"{part}.py"), "--device", self.device]
+        command += ["--size", self.size, "--budget-s", f"{last_s:.1f}", "--out", str(said.path)]
+        for case in cases:
+            command += ["--case", f"{case.name}:{until[case.name]:.1f}"]
+        failed = "was stopped"
         try:
-            command = [sys.executable, str(part.path), "--device", self.device, "--size", self.size]
             failed = run_child(
-                [*command, "--budget-s", f"{budget:.1f}", "--out", str(rows)],
-                seconds=budget + self.grace_s,
+                command,
+                seconds=last_s + 2 * self.grace_s,
                 log=log,
                 environment=environment(is_tiny=self.size == "tiny"),
                 meanwhile=meanwhile,
             )
+        except _OverTime:
+            failed = f"was killed after {clock.monotonic() - began:.0f} s"
         finally:
-            entry.update(_read(rows))
-            if not failed and not entry["is_done"]:
-                failed = "ended before its rows did"
-            entry.update(seconds=round(clock.monotonic() - began, 1), ended=failed or "done")
-        shown.show()
-        if failed:
-            entry["last_words"] = shown.last_lines()
-        print(f"{part.name}: {entry['ended']}, {entry['seconds']:.0f} s", flush=True)
-        self._file(result, stem)
+            if said.has_changed():
+                self.result.take(part, said.found, earlier)
+            shown.show()
+            ended = said.ended(cases, failed or "ended before its rows did")
+            if any(how != DONE for how in ended.values()):
+                self.result.part(part)["last_words"] = shown.last_lines()
+            for name, how in ended.items():
+                self._end(part, name, how)
+            for trace in folder.glob("*.trace.json.gz"):
+                shutil.copyfile(trace, log.with_name(f"{log.stem}-{trace.name}"))
+        return [case for case in cases if case.name not in ended]
 
-    def _begin(self) -> tuple[dict[str, Any], Path]:
-        """Return the result that parts are put into, and its path without a suffix."""
-        prefix = ("gpu" if self.size == "full" else "gpu-tiny") if is_gpu(self.device) else "not-a-gpu"
-        date = clock.utc_now()[:10]
-        new = {
-            "benchmark": "gpu",
-            "date": date,
-            "is_gpu": is_gpu(self.device),
-            "warning": warning(self.device, self.size),
-            "device": self.device,
-            "size": self.size,
-            "machine": {key: value for key, value in self.machine.items() if key != "versions"},
-            "versions": self.machine["versions"],
-            "is_finished": False,
-            "parts": {},
-        }
-        earlier = sorted(self.out.glob(f"{prefix}-????-??-??.json")) if self.is_added else []
-        if not earlier:
-            stem = self.out / f"{prefix}-{date}"
-            stem.with_suffix(".log").unlink(missing_ok=True)
-            return new, stem
-        found = json.loads(earlier[-1].read_text())
-        for key, now, then in (
-            ("GPU", self.machine["name"], found["machine"]["name"]),
-            ("torch", self.machine["versions"].get("torch"), found["versions"].get("torch")),
-            ("size", self.size, found["size"]),
-        ):
-            if now != then:
-                raise Unfit(f"{earlier[-1]} is of another {key} ({then}, now {now}). Name another --out.")
-        found.pop("stopped_by", None)
-        return {**found, "is_finished": False}, earlier[-1].with_suffix("")
-
-    def _file(self, result: dict[str, Any], stem: Path) -> None:
-        self._file_numbers(result, stem)
-        drawn = plots(result)
-        for name, svg in drawn.items():
-            stem.with_name(f"{stem.name}-{name}.svg").write_text(svg)
-        write_atomic(
-            stem.with_suffix(".md"), page(result, {name: f"{stem.name}-{name}.svg" for name in drawn})
-        )
-
-    def _file_numbers(self, result: dict[str, Any], stem: Path) -> None:
-        write_atomic(stem.with_suffix(".json"), json.dumps(result, indent=1) + "\n")
+    def _end(self, part: str, case: str, ended: str) -> None:
+        self.result.end(part, case, ended, at=clock.utc_now(), revision=_revision())
+        print(f"{part}: {case}: {ended}", flush=True)
 
 
 @contextlib.contextmanager
@@ -204,34 +187,6 @@ def operators_under_construction() -> Iterator[None]:
         builder.wait()
 
 
-def is_gpu(device: str) -> bool:
-    """True if what is measured on a device counts as a GPU's."""
-    return not device.startswith("cpu")
-
-
-def warning(device: str, size: str) -> str:
-    """Return what must be said of every figure, in capital letters; empty if figures are what they seem.
-
-    >>> warning("cuda", "full"), warning("cpu", "tiny")[:34]
-    ('', 'NOTHING WAS MEASURED ON A GPU: THI')
-    """
-    if not is_gpu(device):
-        return NOT_A_GPU
-    return TINY if size == "tiny" else ""
-
-
-def _nothing_yet(ended: str) -> dict[str, Any]:
-    return {"ended": ended, "is_done": False, "seconds": 0.0, "expected": [], "rows": [], "others": ""}
-
-
-def _read(rows: Path) -> dict[str, Any]:
-    """Return what a part filed so far; nothing if it has filed nothing."""
-    if not rows.exists():
-        return {}
-    found = json.loads(rows.read_text())
-    return {key: found[key] for key in ("rows", "expected", "is_done")}
-
-
 def _revision() -> str | None:
     """Return the checkout's commit, marked if files differ from it; None if there is no git."""
     try:
@@ -247,16 +202,41 @@ def _revision() -> str | None:
     return said.stdout.strip()
 
 
-class _Changes:
-    """Tells when a file was replaced."""
+class _Said:
+    """What the process of a part has filed so far: the JSON of `part.Part`."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._seen = path, 0
+        self.path, self.found = path, dict[str, Any]()
+        self._seen = 0
+        path.unlink(missing_ok=True)
 
     def has_changed(self) -> bool:
-        seen = self._path.stat().st_mtime_ns if self._path.exists() else 0
+        """Read the file; return True if it is another than before."""
+        seen = self.path.stat().st_mtime_ns if self.path.exists() else 0
         self._seen, before = seen, self._seen
+        if seen != before:
+            self.found = json.loads(self.path.read_text())
         return seen != before
+
+    def left(self, cases: Sequence[Case]) -> list[Case]:
+        """Return the cases that have not ended, first the one that runs; the last if all have."""
+        known = self._ended()
+        return [case for case in cases if case.name not in known] or [cases[-1]]
+
+    def ended(self, cases: Sequence[Case], failed: str) -> dict[str, str]:
+        """Return how cases ended, now that the process has; those that never began are not there.
+
+        Args:
+            failed: how the one ended that ran when the process did.
+        """
+        known = self._ended()
+        if self.found.get("is_done"):
+            return dict.fromkeys((case.name for case in cases), DONE) | known
+        return known | {self.left(cases)[0].name: failed}
+
+    def _ended(self) -> dict[str, str]:
+        cases = self.found.get("cases", {})
+        return {name: case["ended"] for name, case in cases.items() if case["ended"] != RUNS}
 
 
 class _Tail:

@@ -5,7 +5,7 @@ from typing import Any
 
 import drawing
 
-from gpu_parts.parts import PARTS
+from gpu_parts.cases import CASES
 from gpu_parts.verdict import EQUALITIES, judge
 
 _MET, _MISSED = 0, 1  # colours
@@ -23,9 +23,11 @@ def page(result: dict[str, Any], drawn: dict[str, str]) -> str:
     lines += [f"**{result['warning']}**", ""] if result["warning"] else []
     if not result["is_finished"]:
         lines += [f"Stopped before the end{_by(result)}: what is missing was not run.", ""]
+    if result.get("left_out"):
+        lines += [f"Left out for want of time: {', '.join(result['left_out'])}.", ""]
     lines += _machine(result)
     lines += _equalities(result)
-    names = [part.name for part in PARTS if part.name != EQUALITIES]
+    names = [name for name in dict.fromkeys(case.part for case in CASES) if name != EQUALITIES]
     for name in [*names, *(name for name in parts if name not in names and name != EQUALITIES)]:
         if name in parts:
             lines += _figures(name, parts[name], drawn.get(name))
@@ -116,9 +118,19 @@ def _figures(name: str, part: dict[str, Any], plot: str | None) -> list[str]:
         found = [row for row in part["rows"] if row["status"] == status]
         if found:
             lines += [f"{title}:", "", *(f"- {row['name']}: {_first_line(row['why'])}" for row in found), ""]
+    lines += [line for row in rows if row.get("more", {}).get("kernels_count") for line in _kernels(row)]
     if plot:
         lines += [f"![{name}]({plot})", ""]
     return lines
+
+
+def _kernels(row: dict[str, Any]) -> list[str]:
+    """Return a table of a step's longest kernels: how often, and how long all of their launches took."""
+    counts, times = row["more"]["kernels_count"], row["more"]["kernels_ms"]
+    lines = [f"<details><summary>{row['name']}: kernels of a step</summary>", ""]
+    lines += ["| kernel | launches | ms |", "|---|---:|---:|"]
+    lines += [f"| `{_cell(name)}` | {counts[name]:.4g} | {ms:.3f} |" for name, ms in times.items()]
+    return [*lines, "", "</details>", ""]
 
 
 def _how_it_ended(part: dict[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "src"), str(Path(__file__).resolve().parents[1])]
 
-from gpu_parts.instruments import attempt, set_up  # noqa: E402
+from gpu_parts.instruments import attempt, run_cases, set_up  # noqa: E402
 from gpu_parts.part import open_part  # noqa: E402
 from gpu_parts.serving import EAGER, shape_of  # noqa: E402
 from gpu_parts.training import SHAPES, TINY, recipe_of  # noqa: E402
@@ -145,11 +145,13 @@ def main():
     part = open_part("planner", __doc__.partition("\n")[0])
     set_up(part.device)
     with tempfile.TemporaryDirectory() as folder:
-        found = attempt(part, "plan", lambda: Planner(part, Path(folder)))
-        if found is not None:
+
+        def plan():
+            found = Planner(part, Path(folder))
             found.training()
             found.serving()
-    part.done()
+
+        run_cases(part, {"plan": plan})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-POISONED = 70
+from gpu_parts.child import POISONED
+
 _MOST_OF_WHY = 2000
 
 

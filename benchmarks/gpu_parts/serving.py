@@ -1,11 +1,11 @@
 """Serving figures of one GPU: a stream alone beside the memory's roofline, prompts, many requests, host time.
 
-Models of random numbers are made on the device, and served by the engine that `penstock serve` runs. In
-bfloat16 each is measured as it comes (eager), with steps of decoding replayed as CUDA graphs, and, for a
-stream alone, compiled and replayed: a program for each number of tokens would take minutes. Matrices of 8
-bits are measured with graphs. On a CPU nothing is compiled. The roofline of a stream alone is the bytes of
-matrices that a token reads over the bytes a second that a sum of 2 GiB reads in the same run. Beside it:
-transformers' continuous batching on the same shapes and requests, and vLLM where it is installed.
+Models of random numbers are made on the device, and served by the engine that `penstock serve` runs, with
+steps of decoding replayed as CUDA graphs. In bfloat16 they are also measured as they come (eager), and, for a
+stream alone, compiled and replayed: a program for each number of tokens would take minutes. On a CPU nothing
+is compiled. The roofline of a stream alone is the bytes of matrices that a token reads over the bytes a
+second that a sum of 2 GiB reads in the same run. Beside it: transformers' continuous batching on the same
+shapes and requests, and vLLM where it is installed.
 """
 
 import gc
@@ -14,7 +14,7 @@ import json
 import logging
 import sys
 import tempfile
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "src"), str(Path(__file__).resolve().parents[1])]
@@ -27,10 +27,14 @@ from serve_worker import drive  # noqa: E402
 
 from gpu_parts.instruments import (  # noqa: E402
     attempt,
+    canary,
     free,
+    host_trace,
     matrix_flops,
     memory_bytes_s,
+    per_step,
     profiled,
+    run_cases,
     set_up,
 )
 from gpu_parts.part import open_part  # noqa: E402
@@ -38,6 +42,8 @@ from penstock.core import clock  # noqa: E402
 from penstock.engine.assemble import engine_of  # noqa: E402
 from penstock.engine.config import EngineConfig  # noqa: E402
 from penstock.engine.model_runner.compiled_steps import sizes_up_to  # noqa: E402
+from penstock.engine.request import Request  # noqa: E402
+from penstock.engine.sampling_params import GREEDY, Sampling  # noqa: E402
 from penstock.models import FAMILIES  # noqa: E402
 from penstock.models.llama.config import LlamaConfig  # noqa: E402
 from penstock.models.llama.hugging_face import config_json  # noqa: E402
@@ -56,7 +62,7 @@ ROOFLINE_TARGETS = {"1b": 55.0, "8b": 80.0}
 HOST_TARGET_MS, PEER_TARGET = 0.4, 3.0
 WEIGHTS = {"bfloat16": "stored", "int8": "int8", "float8": "float8"}
 EAGER, GRAPHS, COMPILED = "eager", "graphs", "compiled and graphs"
-NUM_PROFILED = 16  # steps
+NUM_PROFILED, NUM_TRACED = 16, 3  # steps
 
 
 class Driven(Penstock):
@@ -65,6 +71,13 @@ class Driven(Penstock):
     def __init__(self, engine):
         self._engine = engine
         self._index = {}
+        self.sampling = GREEDY
+        """Of the requests to come."""
+
+    def add(self, index, prompt, max_tokens):
+        """Queue a request."""
+        request = Request(prompt=tuple(prompt), max_tokens=max_tokens, sampling=self.sampling)
+        self._index[self._engine.add(request)] = index
 
     def step(self):
         """Return the indices that got a token.
@@ -136,20 +149,25 @@ class Serving:
     def __init__(self, part, folder):
         self.part, self.folder = part, folder
         self.device, self.is_tiny = part.device, part.is_tiny
-        self.read_bytes_s = self.flops = None
         self.at_once = (4, 8) if self.is_tiny else (64, 256)
         self._warnings = Warnings()
         logging.getLogger("penstock.engine.model_runner").addHandler(self._warnings)
         self._best = {}  # by shape: tokens/s of the first number of requests, bfloat16
 
-    def measure_roofline(self):
-        """File what the memory and products of matrices reach."""
+    @cached_property
+    def read_bytes_s(self):
+        """Bytes a second that the memory gives to a sum; filed when it is first asked for."""
         found = memory_bytes_s(self.device, is_tiny=self.is_tiny)
-        self.read_bytes_s = found["read"]
         for name, speed in found.items():
             self.part.measured(f"memory, {name}", speed / 1e12, "TB/s")
-        self.flops = matrix_flops(self.device, torch.bfloat16, is_tiny=self.is_tiny)
-        self.part.measured("matrix products, bfloat16", self.flops / 1e12, "TFLOP/s")
+        return found["read"]
+
+    @cached_property
+    def flops(self):
+        """FLOP/s that products of matrices reach; filed when they are first asked for."""
+        flops = matrix_flops(self.device, torch.bfloat16, is_tiny=self.is_tiny)
+        self.part.measured("matrix products, bfloat16", flops / 1e12, "TFLOP/s")
+        return flops
 
     def serve(self, shape_name, weights, modes):
         """Measure one shape with one kind of weights, in some modes."""
@@ -202,11 +220,11 @@ class Serving:
         )
         if is_alone:
             return
-        if mode == EAGER and weights == "bfloat16":
+        if mode == GRAPHS and weights == "bfloat16":
             attempt(
                 self.part,
-                f"{label}, prompts: tokens/s",
-                partial(self._prompts, label, shape_name, driven),
+                f"{label}, alone, top-p: ms/token",
+                partial(self._top_p, label, shape_name, driven),
                 needs_s=3.0,
             )
         for count in self._counts(weights, mode):
@@ -215,6 +233,20 @@ class Serving:
                 f"{label}, {count} requests: tokens/s",
                 partial(self._many, label, shape_name, weights, mode, driven, count),
                 needs_s=6.0,
+            )
+            if weights == "bfloat16":
+                attempt(
+                    self.part,
+                    f"{label}, {count} requests: ms/step",
+                    partial(self._full_steps, label, shape_name, driven, count),
+                    needs_s=3.0,
+                )
+        if mode == GRAPHS and weights == "bfloat16":
+            attempt(
+                self.part,
+                f"{label}, prompts: tokens/s",
+                partial(self._prompts, label, shape_name, driven),
+                needs_s=3.0,
             )
 
     def _counts(self, weights, mode):
@@ -281,19 +313,21 @@ class Serving:
             "%",
             at_least=ROOFLINE_TARGETS[shape_name] if is_held else None,
         )
-        busy_ms, kernels_ms = self._profiled(driven, requests)
+        driven.add(0, requests[0]["prompt"], 4 if self.is_tiny else NUM_PROFILED)
+        busy_ms, kernels = self._profiled(driven)
         part.measured(
             f"{label}, alone: host time between steps",
             ms - busy_ms,
             "ms",
             at_most=HOST_TARGET_MS if is_held else None,
             busy_ms=busy_ms,
-            kernels_ms=kernels_ms,
+            **kernels,
         )
+        if is_held:
+            self._trace(label, driven, requests)
 
-    def _profiled(self, driven, requests):
-        """Return (ms a step that the device computes, its longest kernels in ms a step)."""
-        driven.add(0, requests[0]["prompt"], 4 if self.is_tiny else NUM_PROFILED)
+    def _profiled(self, driven):
+        """Step to the end; return (ms a step that the device computes, the rows' words on its kernels)."""
         for _ in range(2):
             driven.step()
         steps = 0
@@ -304,8 +338,57 @@ class Serving:
                 driven.step()
                 steps += 1
 
-        busy_s, kernels_s = profiled(self.device, rest)
-        return 1e3 * busy_s / steps, {name: 1e3 * seconds / steps for name, seconds in kernels_s.items()}
+        busy_s, kernels = profiled(self.device, rest)
+        return 1e3 * busy_s / steps, per_step(kernels, steps)
+
+    def _trace(self, label, driven, requests):
+        """File what the host does in three steps, and keep their trace beside the rows."""
+        driven.add(0, requests[0]["prompt"], 4 + NUM_TRACED)
+        for _ in range(3):
+            driven.step()
+        path = self.part.path.with_name(f"{label.replace(' ', '-').replace(',', '')}.trace.json.gz")
+        host_ms, longest = host_trace(self.device, lambda: [driven.step() for _ in range(NUM_TRACED)], path)
+        driven.clear()
+        self.part.measured(
+            f"{label}, alone: host time of a step, traced", host_ms / NUM_TRACED, "ms", longest=longest
+        )
+
+    def _top_p(self, label, shape_name, driven):
+        """Draws of the likeliest 90%, one request alone."""
+        shape = shape_of(shape_name, is_tiny=self.is_tiny)
+        prompt, answer = (4, 4) if self.is_tiny else (32, 64)
+        requests = one(prompt, answer, vocabulary=shape.vocab_size, seed=3)
+        driven.sampling = Sampling(temperature=0.8, top_p=0.9)
+        try:
+            self._round(driven, requests)
+            ms = figures("single", requests, self._round(driven, requests))["ms_per_token"]
+        finally:
+            driven.sampling = GREEDY
+        self.part.measured(f"{label}, alone, top-p: ms/token", ms, "ms")
+
+    def _full_steps(self, label, shape_name, driven, count):
+        """Steps in which all of some requests decode: what a profile of them explains."""
+        shape = shape_of(shape_name, is_tiny=self.is_tiny)
+        answer = 8 if self.is_tiny else 2 * NUM_PROFILED + 8
+        for index in range(count):
+            (wanted,) = one(32, answer, vocabulary=shape.vocab_size, seed=index)
+            driven.add(index, wanted["prompt"], answer)
+        decoding = set()
+        while len(decoding) < count:
+            decoding.update(driven.step())
+        began, steps = clock.monotonic(), 2 if self.is_tiny else NUM_PROFILED
+        for _ in range(steps):
+            driven.step()
+        step_ms = 1e3 * (clock.monotonic() - began) / steps
+        busy_ms, kernels = self._profiled(driven)
+        self.part.measured(
+            f"{label}, {count} requests: ms/step",
+            step_ms,
+            "ms",
+            busy_ms=busy_ms,
+            host_ms=step_ms - busy_ms,
+            **kernels,
+        )
 
     def _prompts(self, label, shape_name, driven):
         shape = shape_of(shape_name, is_tiny=self.is_tiny)
@@ -314,7 +397,7 @@ class Serving:
         self._round(driven, requests)
         rounds = [figures("prefill", requests, self._round(driven, requests)) for _ in range(3)]
         speed = max(found["prompt_tokens_per_s"] for found in rounds)
-        job = self._job(shape_name, "bfloat16", EAGER, requests)
+        job = self._job(shape_name, "bfloat16", GRAPHS, requests)
         self.part.measured(f"{label}, prompts: tokens/s", speed, "tokens/s", job=job)
         share = prompt_flops(shape, length) * speed / length / self.flops
         self.part.measured(f"{label}, prompts: share of the measured peak", 100 * share, "%")
@@ -412,17 +495,23 @@ def main():
     set_up(part.device)
     with tempfile.TemporaryDirectory() as folder:
         rows = Serving(part, Path(folder))
-        rows.measure_roofline()
-        rows.serve("8b", "bfloat16", (EAGER, GRAPHS, COMPILED))
-        rows.transformers("8b")
-        rows.serve("1b", "bfloat16", (EAGER, GRAPHS, COMPILED))
-        rows.serve("8b", "int8", (GRAPHS,))
-        rows.serve("8b", "float8", (GRAPHS,))
-        rows.transformers("1b")
-        rows.serve("1b", "int8", (GRAPHS,))
-        rows.serve("1b", "float8", (GRAPHS,))
-        rows.vllm("8b")
-    part.done()
+        serve = rows.serve
+        run_cases(
+            part,
+            {
+                "serving-canary": lambda: canary(
+                    part, lambda tried: Serving(tried, Path(folder)).serve("8b", "bfloat16", (GRAPHS,))
+                ),
+                "serve-8b": partial(serve, "8b", "bfloat16", (GRAPHS,)),
+                "serve-8b-transformers": partial(rows.transformers, "8b"),
+                "serve-8b-eager": partial(serve, "8b", "bfloat16", (EAGER,)),
+                "serve-8b-compiled": partial(serve, "8b", "bfloat16", (COMPILED,)),
+                "serve-8b-int8": partial(serve, "8b", "int8", (GRAPHS,)),
+                "serve-8b-float8": partial(serve, "8b", "float8", (GRAPHS,)),
+                "serve-1b": partial(serve, "1b", "bfloat16", (GRAPHS,)),
+                "serve-8b-vllm": partial(rows.vllm, "8b"),
+            },
+        )
 
 
 if __name__ == "__main__":

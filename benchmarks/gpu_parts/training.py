@@ -2,15 +2,17 @@
 
 What runs is `penstock.train.loop.train` with the state that `penstock train` opens, and beside it a plain
 loop of torch's own parts (plain_loop.py). Settings that fit into memory together take turns; step times are
-medians over turns, the first step of a turn left out. MFU counts as PaLM does (`LlamaConfig.flops_per_token`:
+medians over turns, the first step of a turn left out; rows are filed after the first turn, and again with
+all turns. MFU counts as PaLM does (`LlamaConfig.flops_per_token`:
 attention without its causal half), over rows that are one document each, so that attention sees whole rows.
 """
 
+import shutil
 import statistics
 import struct
 import sys
 import tempfile
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "src"), str(Path(__file__).resolve().parents[1])]
@@ -22,13 +24,16 @@ from gpu_parts.instruments import (  # noqa: E402
     GIB,
     allocated_bytes,
     attempt,
+    canary,
     free,
     free_bytes,
     in_turns,
     matrix_flops,
     peak_bytes,
+    per_step,
     profiled,
     reset_peak,
+    run_cases,
     set_up,
 )
 from gpu_parts.part import open_part  # noqa: E402
@@ -56,10 +61,13 @@ TINY = {
     "num_key_value_heads": 2, "vocab_size": 512,
 }  # fmt: skip
 LENGTH, TINY_LENGTH = 4096, 32
-MFU_TARGET, FLOAT8_TARGET, WAIT_TARGET = 50.0, 1.25, 0.5
+MFU_TARGET, FLOAT8_TARGET, WAIT_TARGET = 49.0, 1.15, 0.2
 COMPILED_S, EAGER_S = 18.0, 8.0  # to open one setting and take its first steps
-PROFILE_S, SAVE_S, WRITTEN_S, TURN_S = 6.0, 20.0, 25.0, 1.0
+PROFILE_S, SAVE_S, WRITTEN_S, TURN_S = 3.0, 20.0, 25.0, 1.0
+MORE_ROUNDS = 2
+LAYERS_8B = 8  # of 32: with float32 masters and moments they fit into 80 GB
 RESERVED_GIB = 18.0  # of the context, workspaces, copies in float8 and the gaps of the allocator
+MEMORY, CHECKPOINTS_GIB = Path("/dev/shm"), 35.0  # a file system in memory; two saves and their staging
 _UINT8 = 1  # Megatron's code of the type
 LOSS_BYTES = 10  # of the plain loop for a logit: bfloat16 and float32, and their gradients
 
@@ -168,7 +176,7 @@ def median_of(steps):
 
 BF16, FLOAT8, FLOAT8_ROWS = "bfloat16 compiled", "float8 compiled", "float8 by rows compiled"
 PLAIN, EAGER, PLAIN_EAGER = "plain loop compiled", "bfloat16 eager", "plain loop eager"
-PROFILED = (BF16, FLOAT8, EAGER)
+PROFILED = (BF16, PLAIN, FLOAT8, EAGER)
 DOCUMENTS = "bfloat16 compiled, documents"
 SETTINGS = {
     BF16: (Ours, {"compiled": True}),
@@ -192,13 +200,13 @@ class Training:
         self.device, self.is_tiny = part.device, part.is_tiny
         self.length = TINY_LENGTH if self.is_tiny else LENGTH
         self.sheet_flops = known_peak_flops(accelerator.name_of(self.device))
-        self.peaks = {}
         self._runs = 0
-        self._layers_8b = None
         self._step_s = {}  # by shape and name of a setting
 
-    def measure_peaks(self):
-        """File what matrix products reach."""
+    @cached_property
+    def peaks(self):
+        """FLOP/s that matrix products reach, by type; filed when they are first asked for."""
+        peaks = {}
         for name, dtype in (("bfloat16", torch.bfloat16), ("float8", torch.float8_e4m3fn)):
             found = attempt(
                 self.part,
@@ -206,22 +214,25 @@ class Training:
                 partial(matrix_flops, self.device, dtype, is_tiny=self.is_tiny),
             )
             if found is not None:
-                self.peaks[name] = found
+                peaks[name] = found
                 self.part.measured(
                     f"matrix products, {name}", found / 1e12, "TFLOP/s", data_sheet=self._sheet(name)
                 )
+        return peaks
 
     def _sheet(self, name):
         factor = 2 if name == "float8" else 1
         return None if self.sheet_flops is None else factor * self.sheet_flops / 1e12
 
-    def recipe(self, shape, *, rows=2, layers=None, **options):
+    def recipe(self, shape, *, rows=2, layers=None, folder=None, **options):
         """Return a recipe of a shape, in a run of its own."""
         self._runs += 1
         model = TINY if self.is_tiny else SHAPES[shape]
         if layers is not None:
             model = {**model, "num_hidden_layers": layers}
-        return recipe_of(self.folder / f"run-{self._runs}", model, rows=rows, length=self.length, **options)
+        return recipe_of(
+            (folder or self.folder) / f"run-{self._runs}", model, rows=rows, length=self.length, **options
+        )
 
     def compare(self, shape, settings, *, layers=None, rows=2, together=True):
         """Measure some settings of one shape.
@@ -249,21 +260,22 @@ class Training:
             )
             if opened is not None:
                 trainer, first_s, step_s = opened
-                trainers[name] = (label, recipe, trainer, first_s)
                 steps = 2 if self.is_tiny else min(30, max(4, round(TURN_S / step_s)))
-                turns[name] = partial(self._turn, trainer, steps)
-        if not turns:
-            return
-        rounds = 1 if self.is_tiny or len(turns) == 1 else 3
-        found = attempt(
-            self.part,
-            f"{', '.join(label for label, *_ in trainers.values())}: tokens/s",
-            lambda: in_turns(turns, rounds=rounds, left_s=self.part.left_s),
-        )
-        for name, measured in (found or {}).items():
-            self._step_s[shape, name] = median_of([steps for steps, *_ in measured])
-            self.report(shape, name, *trainers[name], measured)
-            label, _, trainer, _ = trainers[name]
+                turn = partial(self._turn, trainer, steps)
+                first = attempt(self.part, f"{label}: tokens/s", turn)
+                if first is not None:
+                    trainers[name], turns[name] = (label, recipe, trainer, first_s, first), turn
+                    self.report(shape, name, label, recipe, trainer, first_s, [first])
+        if len(turns) > 1 and not self.is_tiny:
+            found = attempt(
+                self.part,
+                f"{', '.join(label for label, *_ in trainers.values())}: tokens/s",
+                lambda: in_turns(turns, rounds=MORE_ROUNDS, left_s=self.part.left_s),
+            )
+            for name, measured in (found or {}).items():
+                *about, first = trainers[name]
+                self.report(shape, name, *about, [first, *measured])
+        for name, (label, _, trainer, *_) in trainers.items():
             if name not in PROFILED or (self.is_tiny and name != EAGER):
                 continue
             attempt(
@@ -300,6 +312,7 @@ class Training:
     def report(self, shape, name, label, recipe, trainer, opened_s, turns):
         """File the rows of one setting."""
         seconds = [steps for steps, *_ in turns]
+        self._step_s[shape, name] = median_of(seconds)
         step_s, tokens, part = median_of(seconds), step_tokens(recipe), self.part
         is_modelled = isinstance(trainer, Ours) and name != DOCUMENTS  # rows that attention sees whole
         job = {
@@ -324,10 +337,10 @@ class Training:
 
     def _profile(self, label, trainer, step_s):
         """File the share of a step in which the device computes, and what it computes longest."""
-        busy_s, kernels_s = profiled(self.device, lambda: trainer.turn(1))  # two steps
+        busy_s, kernels = profiled(self.device, lambda: trainer.turn(1))  # two steps
         self.part.measured(
             f"{label}: device busy", 100 * busy_s / 2 / step_s, "% of a step",
-            kernels_ms={name: 1e3 * seconds / 2 for name, seconds in kernels_s.items()},
+            **per_step(kernels, 2),
         )  # fmt: skip
 
     def _report_mfu(self, label, flops, *, is_held):
@@ -363,24 +376,28 @@ class Training:
         if first and second:
             self.part.measured(f"train {shape}: {ours} / {other}", second / first, "times", at_least=at_least)
 
+    def tried(self):
+        """Whatever files rows, in tiny shapes and uncompiled."""
+        self.compare("1b", {name: SETTINGS[name] for name in (EAGER, PLAIN_EAGER)})
+        self.ratio("1b", EAGER, PLAIN_EAGER, at_least=1.0)
+
     def one_b(self):
         """The 1B shape, 8,192 tokens a step, compiled: beside a plain loop, and in float8."""
-        self.compare("1b", {name: SETTINGS[name] for name in (BF16, PLAIN, FLOAT8)})
-        self.ratio("1b", BF16, PLAIN)
+        self.compare("1b", {name: SETTINGS[name] for name in (PLAIN, BF16, FLOAT8)})
+        self.ratio("1b", BF16, PLAIN, at_least=1.03)
         self.ratio("1b", FLOAT8, BF16)
 
     def one_b_eager(self):
         """The 1B shape as it comes, beside a plain loop."""
         self.compare("1b", {name: SETTINGS[name] for name in (EAGER, PLAIN_EAGER)})
         self.ratio("1b", EAGER, PLAIN_EAGER)
-        self.ratio("1b", BF16, EAGER)
 
-    def eight_b(self):
-        """The 8B shape with as many layers as fit, one setting after another."""
+    def _eight_b(self, *names):
+        """The 8B shape with eight layers or as many as fit, one setting after another."""
         whole = self.recipe("8b").model.num_hidden_layers
         room = free_bytes(self.device)
         layers = layers_that_fit(
-            whole,
+            min(whole, LAYERS_8B),
             lambda n: needed_bytes(self.recipe("8b", layers=n)),
             None if room is None else room - RESERVED_GIB * GIB,
         )
@@ -388,19 +405,21 @@ class Training:
             self.part.skipped("train 8b", f"not one layer fits into {room / GIB:.0f} GiB")
             return
         self.part.measured("train 8b: layers that fit", layers, "layers", cut=whole - layers, of=whole)
-        self._layers_8b = layers
-        self.compare("8b", {name: SETTINGS[name] for name in (BF16, FLOAT8)}, layers=layers, together=False)
+        self.compare("8b", {name: SETTINGS[name] for name in names}, layers=layers, together=False)
+
+    def eight_b(self):
+        """The 8B shape beside a plain loop."""
+        self._eight_b(PLAIN, BF16)
+        self.ratio("8b", BF16, PLAIN, at_least=1.0)
+
+    def eight_b_float8(self):
+        """The 8B shape in float8, beside bfloat16 that was measured before."""
+        self._eight_b(*([] if ("8b", BF16) in self._step_s else [BF16]), FLOAT8)
         self.ratio("8b", FLOAT8, BF16, at_least=FLOAT8_TARGET)
 
-    def eight_b_more(self):
-        """The same layers by a plain loop, and in float8 with a scale for each row."""
-        if self._layers_8b is None:
-            self.part.skipped("train 8b, others", "the 8B shape was not measured")
-            return
-        settings = {name: SETTINGS[name] for name in (PLAIN, FLOAT8_ROWS)}
-        self.compare("8b", settings, layers=self._layers_8b, together=False)
-        self.ratio("8b", FLOAT8_ROWS, BF16)
-        self.ratio("8b", BF16, PLAIN)
+    def eight_b_float8_rows(self):
+        """The 8B shape in float8 with a scale for each row."""
+        self._eight_b(FLOAT8_ROWS)
 
     def long_steps(self):
         """The 1B shape, 32,768 tokens a step."""
@@ -414,17 +433,19 @@ class Training:
         self.compare("1b", {DOCUMENTS: (Ours, {"compiled": True, "corpus": corpus})})
 
     def checkpoint(self):
-        """What saving the 1B shape holds up."""
+        """What saving the 1B shape holds up; to memory where there is room, so that no disk counts."""
+        is_roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > CHECKPOINTS_GIB * GIB
 
         def work():
-            trainer = Ours(self.recipe("1b"), self.world)
-            trainer.turn(1)
-            self._save(trainer)
+            with tempfile.TemporaryDirectory(dir=MEMORY if is_roomy and not self.is_tiny else None) as folder:
+                trainer = Ours(self.recipe("1b", folder=Path(folder)), self.world)
+                trainer.turn(1)
+                self._save(trainer, to="memory" if is_roomy else "disk")
 
         attempt(self.part, "checkpoint 1b: all saves", work, needs_s=SAVE_S)
         free(self.device)
 
-    def _save(self, trainer):
+    def _save(self, trainer, *, to):
         state, part = trainer.state, self.part
         gib = trainer.kept_bytes / GIB
         with open_saver(state, trainer.recipe) as saver:
@@ -434,13 +455,13 @@ class Training:
                 began = clock.monotonic()
                 saver.save(state.tensors(), meta_of(state, trainer.recipe, self.world))
                 still_s = clock.monotonic() - began
-                part.measured(f"checkpoint 1b: training stands still, {which}", still_s, "s", gib=gib)
+                part.measured(f"checkpoint 1b: training stands still, {which}", still_s, "s", gib=gib, to=to)
                 while not saver.is_idle():
                     if clock.monotonic() - began > WRITTEN_S:
                         raise TimeoutError(f"{gib:.1f} GiB were not written within {WRITTEN_S:.0f} s")
                     clock.sleep(0.02)
                 written_s = clock.monotonic() - began
-                part.measured(f"checkpoint 1b: written, {which}", written_s, "s", gib=gib)
+                part.measured(f"checkpoint 1b: written, {which}", written_s, "s", gib=gib, to=to)
                 if part.left_s() < 2 * written_s:
                     break
                 trainer.turn(1)
@@ -451,18 +472,22 @@ def main():
     set_up(part.device, compiles=False)
     with tempfile.TemporaryDirectory() as folder, join() as world:
         rows = Training(part, world, Path(folder))
-        rows.measure_peaks()
-        for name, work in (
-            ("train 1b", rows.one_b),
-            ("train 8b", rows.eight_b),
-            ("train 1b eager", rows.one_b_eager),
-            ("checkpoint 1b", rows.checkpoint),
-            ("train 1b, 32768 tokens a step", rows.long_steps),
-            ("train 8b, others", rows.eight_b_more),
-            ("train 1b, documents", rows.documents),
-        ):
-            attempt(part, name, work)
-    part.done()
+        run_cases(
+            part,
+            {
+                "training-canary": lambda: canary(
+                    part, lambda tried: Training(tried, world, Path(folder) / "tried").tried()
+                ),
+                "train-1b": rows.one_b,
+                "train-8b": rows.eight_b,
+                "train-8b-float8": rows.eight_b_float8,
+                "train-1b-eager": rows.one_b_eager,
+                "train-1b-long": rows.long_steps,
+                "train-1b-documents": rows.documents,
+                "train-8b-float8-rows": rows.eight_b_float8_rows,
+                "checkpoint-1b": rows.checkpoint,
+            },
+        )
 
 
 if __name__ == "__main__":

@@ -16,18 +16,21 @@ DRIVER = """
 import sys
 from pathlib import Path
 sys.path[:0] = [{src!r}, {benchmarks!r}]
+from gpu_parts.cases import RESERVE_S, Case
 from gpu_parts.kit import Kit
-from gpu_parts.parts import PartScript
+from gpu_parts.result import Result
 from gpu_parts.stopping import raise_on_signals
 from gpu_parts.unfit import Unfit
 
 raise_on_signals()
 here = Path(__file__).parent
 machine = dict(name={gpu!r}, host=dict(cpu="x", cores=2, system="y"), cuda=None, versions=dict(torch="9"))
+cases = tuple(Case(*case, ()) for case in {cases!r})
 try:
+    result = Result.open(here / "out", machine=machine, device={device!r}, size="full", is_added={is_added})
     sys.exit(Kit(
-        parts=tuple(PartScript(name, 1, here / f"{{name}}.py") for name in {names!r}), machine=machine,
-        out=here / "out", device={device!r}, size="full", total_s={total_s}, grace_s=0.5, is_added={is_added},
+        cases=cases, result=result, device={device!r}, size="full", scripts=here,
+        total_s={total_s} + RESERVE_S, start_s=0.0, grace_s=0.5,
     ).run())
 except Unfit as error:
     sys.exit(f"unfit: {{error}}")
@@ -35,20 +38,34 @@ except Unfit as error:
 PART = """
 import json, os, subprocess, sys, time
 out = sys.argv[sys.argv.index("--out") + 1]
-budget = float(sys.argv[sys.argv.index("--budget-s") + 1])
-rows = []
-def file(name, status="held", expected=(), is_done=False, why="", value=None, target=None, is_met=None):
+asked = dict(word.rsplit(":", 1) for before, word in zip(sys.argv, sys.argv[1:]) if before == "--case")
+budget = float(list(asked.values())[0])
+rows, cases = [], {}
+def file(name, status="held", expected=(), is_done=False, why="", case="", value=None, **target):
     if name:
-        figure = dict(value=value, unit="t/s", target=target, is_met=is_met)
-        rows.append(dict(name=name, status=status, why=why, **figure))
+        figure = dict(value=value, unit="t/s", **{"target": None, "is_met": None, **target})
+        rows.append(dict(name=name, status=status, why=why, case=case, **figure))
     with open(out + ".new", "w") as written:
-        json.dump(dict(rows=rows, expected=list(expected), is_done=is_done), written)
+        json.dump(dict(rows=rows, expected=list(expected), is_done=is_done, cases=cases), written)
     os.replace(out + ".new", out)
+def run(**works):
+    for case in asked:
+        cases[case] = dict(ended="runs", expected=[])
+        file("")
+        works[case]()
+        cases[case]["ended"] = "done"
+    file("", is_done=True)
 """
 HELD = "file('a', expected=['a', 'b']); file('b', expected=['a', 'b'], is_done=True)"
 
 
-def start(folder, parts, *, total_s=30.0, device="cpu", gpu="none", is_added=False):
+def start(folder, parts, *, total_s=30.0, device="cpu", gpu="none", is_added=False, cases=()):
+    """Start the kit.
+
+    Args:
+        parts: name -> the end of its script.
+        cases: (name, part, budget in seconds); by default one of each part, for equal shares of the time.
+    """
     for name, body in parts.items():
         (folder / f"{name}.py").write_text(PART + body)
     driver = folder / "driver.py"
@@ -56,8 +73,8 @@ def start(folder, parts, *, total_s=30.0, device="cpu", gpu="none", is_added=Fal
         DRIVER.format(
             src=str(BENCHMARKS.parent / "src"),
             benchmarks=str(BENCHMARKS),
-            names=list(parts),
-            total_s=total_s + 8,  # what the kit keeps for its page
+            cases=list(cases) or [(name, name, total_s / len(parts)) for name in parts],
+            total_s=total_s,
             device=device,
             gpu=gpu,
             is_added=is_added,
@@ -129,7 +146,7 @@ time.sleep(600)
         time.sleep(0.05)
     assert not is_running(int(row["name"]))
     later, last = (parts[name]["rows"][0]["value"] for name in ("later", "last"))
-    assert later < 3.5  # half of what is left
+    assert later < 3.5  # its own share
     assert last > later + 0.5  # and what that did not use
 
 
@@ -160,9 +177,49 @@ def test_a_signal_leaves_what_was_filed(number, tmp_path):
 def test_a_part_that_the_time_does_not_reach_is_named(tmp_path):
     code, result, page, out = ran(tmp_path, {"training": HELD, "equalities": HELD}, total_s=0.4)
     assert code == 1
-    assert result["parts"]["training"]["ended"] == "was not reached: the time was over"
-    assert "equalities: not reached, the time is over" in out
+    assert "was not reached: the time was over" in result["parts"]["training"]["ended"]
+    assert "equalities: was not reached: the time was over" in out
     assert "all of them" in page
+
+
+CASES_OF_PART = """
+def first(): file('1', 'measured', value=1.0, case='first')
+def second(): BREAK
+def third(): file('3', 'measured', value=3.0, case='third')
+run(first=first, second=second, third=third)
+"""
+TRAINING = [("first", "training", 5.0), ("second", "training", 2.0), ("third", "training", 5.0)]
+
+
+@pytest.mark.parametrize(
+    ("breaks", "ended"),
+    [
+        ("os.abort()", "was ended by SIGABRT"),
+        ("time.sleep(600)", "was killed after"),
+        ("sys.exit(70)", "ended with exit code 70"),
+    ],
+)
+def test_a_case_that_ends_its_process_costs_itself_and_the_rest_goes_on(breaks, ended, tmp_path):
+    body = CASES_OF_PART.replace("BREAK", f"file('2', 'measured', value=2.0, case='second'); {breaks}")
+    _, result, page, _ = ran(tmp_path, {"training": body}, cases=TRAINING, total_s=14.0)
+    part = result["parts"]["training"]
+    assert [row["name"] for row in part["rows"]] == ["1", "2", "3"]
+    how = {name: case["ended"] for name, case in part["cases"].items()}
+    assert (how["first"], how["third"]) == ("done", "done")
+    assert ended in how["second"]
+    assert not part["is_done"]
+    assert f"second: {ended}" in page
+
+
+def test_a_case_that_runs_again_replaces_its_rows_and_no_others(tmp_path):
+    body = CASES_OF_PART.replace("BREAK", "os.abort()")
+    ran(tmp_path, {"training": body}, cases=TRAINING)
+    body = CASES_OF_PART.replace("BREAK", "file('two', 'measured', value=9.0, case='second')")
+    _, result, _, _ = ran(tmp_path, {"training": body}, cases=TRAINING[1:2], is_added=True)
+    part = result["parts"]["training"]
+    assert [row["name"] for row in part["rows"]] == ["1", "3", "two"]
+    assert part["is_done"]
+    assert part["ended"] == "done"
 
 
 def test_parts_are_added_to_the_result_of_the_same_gpu_and_of_no_other(tmp_path):
