@@ -6,7 +6,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 AZURITE := .azurite/node_modules/.bin/azurite-blob
 
-.PHONY: demo test test-fast test-azure test-image image gpu check format docs setup clean
+.PHONY: demo test test-fast test-azure test-image image gpu null-gpu null-gpu-kit check format docs setup clean
 
 demo: setup           ## the main job, end to end, on this machine
 	penstock demo
@@ -36,6 +36,12 @@ gpu:                  ## how fast this machine's GPU is, and that it computes ri
 	$(PYTHON) benchmarks/gpu.py --device $(DEVICE) --size $(SIZE) --out $(OUT) \
 	    $(if $(PART),--part $(PART)) $(if $(ROWS),--rows $(ROWS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(RESUME),--resume)
 
+null-gpu: setup       ## launches, waits and copies on a GPU that computes nothing, against their bounds; downloads 4.9 GB once
+	python -m tools.null_gpu
+
+null-gpu-kit: setup   ## the code of `make gpu` on a GPU that computes nothing; ROWS=a,b as there
+	python -m tools.null_gpu --kit $(if $(ROWS),--rows $(ROWS)) $(if $(RESUME),--resume)
+
 $(AZURITE):           # 365 MB, most of it telemetry: more than CI should fetch each time
 	npm install --no-audit --no-fund --silent --prefix .azurite azurite@3.37.0
 
@@ -47,6 +53,7 @@ check: setup          ## format, lint, types, layers, links
 	python -m tools.unproven --check
 	python -m tools.reference --check
 	python -m tools.links
+	python -m tools.null_gpu --check
 	mypy
 
 format: setup

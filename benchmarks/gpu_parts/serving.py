@@ -39,6 +39,7 @@ from gpu_parts.instruments import (  # noqa: E402
 )
 from gpu_parts.part import open_part  # noqa: E402
 from penstock.core import clock  # noqa: E402
+from penstock.devices import accelerator  # noqa: E402
 from penstock.engine.assemble import engine_of  # noqa: E402
 from penstock.engine.config import EngineConfig  # noqa: E402
 from penstock.engine.model_runner.compiled_steps import sizes_up_to  # noqa: E402
@@ -97,9 +98,11 @@ class Driven(Penstock):
         self._engine.step()
 
 
-def shape_of(name, *, is_tiny):
-    """Return the config of a shape."""
+def shape_of(name, *, is_tiny, layers=None):
+    """Return the config of a shape, with another number of layers if one is given."""
     values = TINY if is_tiny else expanded({"preset": PRESETS[name]})
+    if layers is not None:
+        values = {**values, "num_hidden_layers": layers}
     values = {**values, "max_position_embeddings": TINY_CONTEXT if is_tiny else CONTEXT}
     return LlamaConfig(**{key: value for key, value in values.items() if key != "rope_scaling"})
 
@@ -114,6 +117,25 @@ def random_model(shape, device):
         for parameter in model.parameters():
             parameter.normal_(std=0.02) if parameter.ndim > 1 else parameter.fill_(1.0)
     return model.eval()
+
+
+def record_graphs(engine, most, *, is_compiled=False):
+    """Have steps of decoding replayed as graphs, for up to `most` sequences; return the sizes that are.
+
+    Args:
+        is_compiled: compile the blocks before; on a CPU, which has no graphs, they run one by one.
+    """
+    runner, capacity = engine.runner, engine.capacity
+    has_graphs = accelerator.kind_of(runner.cache.device).has_graphs
+    ready = []
+    if is_compiled or not has_graphs:
+        compiled = runner.compile(sizes_up_to(most), backend="inductor" if has_graphs else "eager")
+        compiled.compile_all()
+        ready = sorted(compiled.ready)
+    if has_graphs:
+        width = -(-capacity.context // capacity.block_size)
+        ready = runner.record(max_sequences=most, max_blocks=width)
+    return ready
 
 
 def bytes_per_token(model):
@@ -255,16 +277,9 @@ class Serving:
 
     def _compile(self, engine, mode, most):
         """Have steps of decoding replayed, compiled before or not; return the sizes that are."""
-        runner, capacity = engine.runner, engine.capacity
         self._warnings.said.clear()
-        is_gpu = self.device.type == "cuda"
-        if mode == COMPILED or not is_gpu:
-            compiled = runner.compile(sizes_up_to(most), backend="inductor" if is_gpu else "eager")
-            compiled.compile_all()
-            ready = sorted(compiled.ready)
-        if is_gpu:
-            width = -(-capacity.context // capacity.block_size)
-            ready = runner.record(max_sequences=most, max_blocks=width)
+        is_compiled = mode == COMPILED and self.device.type == "cuda"
+        ready = record_graphs(engine, most, is_compiled=is_compiled)
         if not ready or self._warnings.said:
             raise RuntimeError(f"compiled {ready}; {'; '.join(self._warnings.said)}")
         return ready
