@@ -213,15 +213,15 @@ def train_step(
     ]
     local_loss = passes(state, parts, partial(objective.finish, sums=sums), scale=scale, mark=mark)
     tied = None if state.pipeline is None else state.pipeline.tied
-    own_square = state.mesh.island.add_up(squared_norm(state.model.parameters(), world.device, twice=tied))
-    square = mean_of_islands(own_square, world) if state.mesh.has_islands else own_square
+    of_island = state.mesh.island.add_up(squared_norm(state.model.parameters(), world.device, twice=tied))
+    of_all = mean_of_islands(of_island, world) if state.mesh.has_islands else of_island
     totals = world.add_up(torch.cat([local_loss.double()[None], *sums.values()]))
-    (own_square, square, summed, *each), (global_count, stops, told) = read(
-        torch.cat([own_square, square, totals]), asked_for
+    (own_square, square, summed, *others), (global_count, stops, told) = read(
+        torch.cat([of_island, of_all, totals]), asked_for
     )
     mark("communication")
     mean_loss, grad_norm = summed / copies / num_averaged, math.sqrt(square)
-    each = [value / copies for value in each]
+    each = [value / copies for value in others]
     skipped = state.guard.judge(mean_loss, grad_norm, step=state.step)
     if not skipped:
         state.optimizer.step(divisor=divisor(math.sqrt(own_square), clip_norm))
