@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gpu_parts.child import POISONED, run_child
 from gpu_parts.instruments import run_cases
+from gpu_parts.machine import is_null_gpu
 from gpu_parts.part import Part, open_part
 from penstock.core import clock
 
@@ -171,9 +172,8 @@ class Run:
 
     def _look(self) -> None:
         self._read()
-        if self._running and clock.monotonic() - self._running_since > TEST_S.get(
-            self._part.device.type, 100.0
-        ):
+        device = "cpu" if is_null_gpu() else self._part.device.type
+        if self._running and clock.monotonic() - self._running_since > TEST_S.get(device, 100.0):
             raise _OverTime
 
     def _read(self) -> None:
@@ -207,6 +207,8 @@ class Run:
     def _row(self, name: str, status: str, why: str) -> None:
         if status == "held":
             self._part.held(name)
+        elif status == "not computed":
+            self._part.not_computed(name)
         elif status == "skipped":
             self._part.skipped(name, why)
         else:

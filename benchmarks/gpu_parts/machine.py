@@ -4,6 +4,7 @@ Run as a script, it imports torch, tries the device with one product and prints 
 driver that hangs or crashes does so in a process of its own.
 """
 
+import ctypes
 import json
 import os
 import platform
@@ -65,6 +66,11 @@ def probe(device: str) -> dict[str, Any]:
             f"{others(usage())} End what uses it, or choose another with CUDA_VISIBLE_DEVICES."
         )
     return found
+
+
+def is_null_gpu() -> bool:
+    """True if this process preloads the null GPU (tools/null_gpu), on which nothing is computed."""
+    return hasattr(ctypes.CDLL(None), "null_gpu_totals")
 
 
 def versions() -> dict[str, str]:
@@ -152,7 +158,8 @@ def describe(name: str) -> dict[str, Any]:
         except Exception as error:
             said = " ".join([*(str(warning.message) for warning in warned), str(error).splitlines()[0]])
             return found | {"problem": said}
-    if not found["is_right"]:
+    found["is_null"] = is_null_gpu()
+    if not found["is_right"] and not found["is_null"]:
         found["problem"] = "a product of ones is not the number of its terms on this device."
     return found
 

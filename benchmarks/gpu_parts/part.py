@@ -18,12 +18,14 @@ from typing import Any, Literal
 import torch
 
 from gpu_parts.cases import CASES
+from gpu_parts.machine import is_null_gpu
 from penstock.core import clock
 from penstock.core.files import write_atomic
 
 DONE, RUNS = "done", "runs"
 _HANGS_AFTER_S = 2.0
-Status = Literal["held", "failed", "skipped", "measured"]
+NOT_COMPUTED: Literal["not computed"] = "not computed"
+Status = Literal["held", "failed", "skipped", "measured", "not computed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,8 @@ class Row:
     name: str
     """Such as `train 1b bfloat16 compiled: tokens/s`; unique within its part."""
     status: Status
-    """Of an equality: held or failed. Of a figure: measured or failed. Of both: skipped."""
+    """Of an equality: held or failed. Of a figure: measured or failed. Of both: skipped, or on the null GPU
+    not computed."""
     value: float | None = None
     unit: str = ""
     target: float | None = None
@@ -75,6 +78,7 @@ class Part:
         self._expected: dict[str, list[str]] = {}
         self._running, self._ended = "", dict[str, str]()
         self._until_s = budget_s
+        self._is_null = is_null_gpu()
         self._began, self._lock = clock.monotonic(), RLock()
         self._file(is_done=False)
 
@@ -122,12 +126,12 @@ class Part:
         """File a figure, also one of numpy, with the target it is held against if there is one."""
         target = at_least if at_most is None else at_most
         is_met = None
-        if target is not None and not self.is_tiny:
+        if target is not None and not self.is_tiny and not self._is_null:
             is_met = bool(value >= target if at_most is None else value <= target)
         self._add(
             Row(
                 name=name,
-                status="measured",
+                status=NOT_COMPUTED if self._is_null else "measured",
                 value=float(value),
                 unit=unit,
                 target=target,
@@ -139,11 +143,16 @@ class Part:
 
     def held(self, name: str, **more: Any) -> None:
         """File an equality that held."""
-        self._add(Row(name=name, status="held", more=more, case=self._running))
+        status: Status = NOT_COMPUTED if self._is_null else "held"
+        self._add(Row(name=name, status=status, more=more, case=self._running))
 
     def failed(self, name: str, why: str, **more: Any) -> None:
         """File an equality that did not hold, or a figure that could not be measured because of an error."""
         self._add(Row(name=name, status="failed", why=why, more=more, case=self._running))
+
+    def not_computed(self, name: str) -> None:
+        """File that all of a row's code ran, on a device that computes nothing."""
+        self._add(Row(name=name, status=NOT_COMPUTED, case=self._running))
 
     def skipped(self, name: str, why: str) -> None:
         """File what this machine, its memory or the time left does not allow."""

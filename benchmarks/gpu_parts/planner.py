@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "src"), str(Path(__file__).resolve().parents[1])]
 
 from gpu_parts.instruments import attempt, run_cases, set_up  # noqa: E402
-from gpu_parts.part import open_part  # noqa: E402
+from gpu_parts.part import NOT_COMPUTED, open_part  # noqa: E402
 from gpu_parts.serving import EAGER, shape_of  # noqa: E402
 from gpu_parts.training import SHAPES, TINY, recipe_of  # noqa: E402
 from penstock.parallel.layout import RankLayout  # noqa: E402
@@ -99,7 +99,8 @@ class Planner:
 
     def rows_of(self, name):
         """Return what a part measured; none, and a row that says so, if it was not run."""
-        rows = [row for row in self.part.rows_of(name) if row.status == "measured"]
+        rows = [row for row in self.part.rows_of(name) if row.status in ("measured", NOT_COMPUTED)]
+        rows = [row for row in rows if row.value is not None]
         if not rows:
             self.part.skipped(f"plan {name}", f"{name}.json has no figures: run that part first")
         return rows

@@ -1,9 +1,9 @@
 """A pytest plugin that writes what each test came to, as it ends, one JSON object a line.
 
 The file is named by the variable PENSTOCK_ROWS. Objects: `collected` with all node ids, `broken` with a file
-that cannot be imported or is skipped whole, `began`, and `ended`; with `status` (held, failed, skipped) and
-`why`. After a failure that left the GPU unusable, as an illegal access does, the process ends with code
-`POISONED`.
+that cannot be imported or is skipped whole, `began`, and `ended`; with `status` (held, failed, skipped; not
+computed on the null GPU, where only a comparison of numbers failed or nothing did) and `why`. After a failure
+that left the GPU unusable, as an illegal access does, the process ends with code `POISONED`.
 """
 
 import json
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpu_parts.child import POISONED
+from gpu_parts.machine import is_null_gpu
 
 _MOST_OF_WHY = 2000
 
@@ -22,6 +23,7 @@ class _Rows:
     def __init__(self, path):
         self._path = path
         self._found = {}
+        self._is_null = is_null_gpu()
 
     def pytest_collectreport(self, report):
         if report.failed:
@@ -33,12 +35,14 @@ class _Rows:
         self._write(collected=[item.nodeid for item in session.items])
 
     def pytest_runtest_logstart(self, nodeid):
-        self._found = {"status": "held", "why": ""}
+        self._found = {"status": "not computed" if self._is_null else "held", "why": ""}
         self._write(began=nodeid)
 
     def pytest_runtest_logreport(self, report):
         if report.skipped:
             self._found = {"status": "skipped", "why": _why_skipped(report)}
+        elif self._is_null and _compares(report):
+            return
         elif report.failed and self._found["status"] != "failed":
             self._found = {"status": "failed", "why": _reason(report)}
 
@@ -50,6 +54,13 @@ class _Rows:
     def _write(self, **record):
         with self._path.open("a") as file:
             file.write(json.dumps(record) + "\n")
+
+
+def _compares(report):
+    """True if a test failed in a comparison, which says nothing of numbers that no device computed."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    said = "" if crash is None else crash.message
+    return said.startswith(("assert ", "AssertionError")) or "numbers that are not finite" in said
 
 
 def _why_skipped(report):

@@ -12,6 +12,7 @@ from penstock.core import clock
 from penstock.core.files import write_atomic
 
 NOT_A_GPU = "NOTHING WAS MEASURED ON A GPU: THIS RUN ONLY SHOWS THAT THE CODE RUNS ON A CPU."
+NULL_GPU = "NOTHING WAS MEASURED OR COMPUTED: THIS RUN ONLY SHOWS THAT THE CODE RUNS ON A NULL GPU."
 TINY = "NOTHING WAS MEASURED: SHAPES ARE TINY, THIS RUN ONLY SHOWS THAT THE CODE RUNS."
 _ADDED_WITHIN_S = 86400.0
 
@@ -35,7 +36,9 @@ class Result:
         Raises:
             Unfit: the result to add to is another machine's.
         """
+        is_null = machine.get("is_null", False)
         prefix = ("gpu" if size == "full" else "gpu-tiny") if is_gpu(device) else "not-a-gpu"
+        prefix = "null-gpu-kit" if is_null else prefix
         date = clock.utc_now()[:10]
         earlier = sorted(out.glob(f"{prefix}-????-??-??.json")) if is_added else []
         if not earlier or clock.unix_seconds() - earlier[-1].stat().st_mtime > _ADDED_WITHIN_S:
@@ -46,8 +49,8 @@ class Result:
                 {
                     "benchmark": "gpu",
                     "date": date,
-                    "is_gpu": is_gpu(device),
-                    "warning": warning(device, size),
+                    "is_gpu": is_gpu(device) and not is_null,
+                    "warning": NULL_GPU if is_null else warning(device, size),
                     "device": device,
                     "size": size,
                     "machine": {key: value for key, value in machine.items() if key != "versions"},

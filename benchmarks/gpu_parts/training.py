@@ -36,6 +36,7 @@ from gpu_parts.instruments import (  # noqa: E402
     run_cases,
     set_up,
 )
+from gpu_parts.machine import is_null_gpu  # noqa: E402
 from gpu_parts.part import open_part  # noqa: E402
 from gpu_parts.plain_loop import PlainLoop  # noqa: E402
 from penstock.core import clock  # noqa: E402
@@ -224,10 +225,10 @@ class Training:
         factor = 2 if name == "float8" else 1
         return None if self.sheet_flops is None else factor * self.sheet_flops / 1e12
 
-    def recipe(self, shape, *, rows=2, layers=None, folder=None, **options):
+    def recipe(self, shape, *, rows=2, layers=None, folder=None, is_small=False, **options):
         """Return a recipe of a shape, in a run of its own."""
         self._runs += 1
-        model = TINY if self.is_tiny else SHAPES[shape]
+        model = TINY if self.is_tiny or is_small else SHAPES[shape]
         if layers is not None:
             model = {**model, "num_hidden_layers": layers}
         return recipe_of(
@@ -433,12 +434,15 @@ class Training:
         self.compare("1b", {DOCUMENTS: (Ours, {"compiled": True, "corpus": corpus})})
 
     def checkpoint(self):
-        """What saving the 1B shape holds up; to memory where there is room, so that no disk counts."""
+        """What saving the 1B shape holds up; to memory where there is room, so that no disk counts.
+
+        On the null GPU the shape is tiny: it would take the host's memory.
+        """
         is_roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > CHECKPOINTS_GIB * GIB
 
         def work():
             with tempfile.TemporaryDirectory(dir=MEMORY if is_roomy and not self.is_tiny else None) as folder:
-                trainer = Ours(self.recipe("1b", folder=Path(folder)), self.world)
+                trainer = Ours(self.recipe("1b", folder=Path(folder), is_small=is_null_gpu()), self.world)
                 trainer.turn(1)
                 self._save(trainer, to="memory" if is_roomy else "disk")
 

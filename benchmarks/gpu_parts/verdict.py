@@ -1,6 +1,6 @@
 """What a result of the GPU kit proves: which equalities held, and which did not or were not reached."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 EQUALITIES = "equalities"
@@ -15,6 +15,8 @@ class Verdict:
     skipped: list[str]
     """What this machine cannot run, such as MXFP8 before Blackwell."""
     not_reached: list[str]
+    not_computed: list[str] = field(default_factory=list)
+    """What ran on the null GPU."""
 
     @property
     def is_proven(self) -> bool:
@@ -26,6 +28,7 @@ class Verdict:
             "held": self.held,
             "failed": self.failed,
             "not reached": self.not_reached,
+            "not computed": self.not_computed,
             "skipped": self.skipped,
         }
         return ", ".join(f"{len(names)} {what}" for what, names in counts.items() if names) or "none was run"
@@ -40,11 +43,11 @@ def judge(result: dict[str, Any]) -> Verdict:
     ('1 held, 1 not reached', ['b'], False)
     """
     part = result["parts"].get(EQUALITIES, {"rows": [], "expected": [], "is_done": False})
-    names: dict[str, list[str]] = {"held": [], "failed": [], "skipped": []}
+    names: dict[str, list[str]] = {"held": [], "failed": [], "skipped": [], "not computed": []}
     for row in part["rows"]:
         names[row["status"]].append(row["name"])
     seen = {row["name"] for row in part["rows"]}
     missing = [name for name in part.get("expected", []) if name not in seen]
     if not part["is_done"] and not missing:
         missing = ["whatever was to come when the part ended" if seen else "all of them"]
-    return Verdict(names["held"], names["failed"], names["skipped"], missing)
+    return Verdict(names["held"], names["failed"], names["skipped"], missing, names["not computed"])

@@ -6,6 +6,8 @@
 `benchmarks/gpu.py` runs them, CI too; the ordinary suite passes over them (pyproject.toml).
 """
 
+import ctypes
+
 import pytest
 import torch
 
@@ -20,6 +22,13 @@ def pytest_addoption(parser):
 @pytest.fixture(scope="session")
 def device(request):
     return torch.device(request.config.getoption("--device"))
+
+
+@pytest.fixture
+def nvrtc():
+    """Skip on the null GPU what torch compiles by NVRTC, which cannot run there."""
+    if hasattr(ctypes.CDLL(None), "null_gpu_totals"):
+        pytest.skip("torch compiles a kernel for it by NVRTC, which the null GPU lacks")
 
 
 @pytest.fixture(scope="session")

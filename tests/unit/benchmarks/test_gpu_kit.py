@@ -8,7 +8,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+
+from gpu_parts.part import Part
+from gpu_parts.verdict import judge
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
@@ -254,6 +261,7 @@ import sys, torch
 from pathlib import Path
 from gpu_parts import equalities
 from gpu_parts.part import Part
+from gpu_parts.verdict import judge
 
 equalities.TEST_S["cpu"] = 3.0
 folder = Path(sys.argv[1])
@@ -301,3 +309,116 @@ def test_a_test_that_ends_hangs_or_cannot_begin_costs_itself_alone(tmp_path):
     assert "was ended by SIGABRT" in rows["crashing: first"][1]
     assert "was killed after 3 s" in rows["hanging: hangs"][1]
     assert rows["zero: skips it [3]"][1] == "needs a Blackwell"
+
+
+SABOTAGED = """
+import sys, torch
+from gpu_parts import {part} as module
+{fault}
+sys.argv = ["{part}.py", "--device", "cpu", "--size", "tiny", "--out", sys.argv[1],
+            *(word for case in {cases!r} for word in ("--case", case + ":100"))]
+module.main()
+"""
+FAULTS = {
+    "training": ("module.Training.report", ["train-1b-eager", "checkpoint-1b"]),
+    "serving": ("module.figures", ["serve-1b", "serve-8b-vllm"]),
+    "kernels": ("module.Kernels.loss", ["loss", "draws"]),
+    "planner": ("module.Planner.training", ["plan"]),
+}
+
+
+@pytest.mark.parametrize("part", FAULTS)
+def test_a_deliberate_crash_in_a_part_is_a_failed_row_and_the_later_cases_run(part, tmp_path):
+    where, cases = FAULTS[part]
+    fault = f"def crash(*_, **__): raise ZeroDivisionError('on purpose')\n{where} = crash"
+    done = subprocess.run(
+        [sys.executable, "-c", SABOTAGED.format(part=part, fault=fault, cases=cases), tmp_path / "rows.json"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (BENCHMARKS, BENCHMARKS.parent / "src")))},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "rows.json").read_text())
+    failed = [row for row in found["rows"] if row["status"] == "failed"]
+    assert failed
+    assert all("ZeroDivisionError: on purpose" in row["why"] and row["case"] == cases[0] for row in failed)
+    assert {name: case["ended"] for name, case in found["cases"].items()} == dict.fromkeys(cases, "done")
+
+
+def test_a_canary_files_what_breaks_in_tiny_shapes_and_nothing_else(tmp_path):
+    code = SABOTAGED.format(
+        part="training",
+        fault="from pathlib import Path\n"
+        "def crash(self, *_, **__): self.part.measured('fine', 1.0, 's'); raise ValueError('on purpose')\n"
+        "module.Training.ratio = crash",
+        cases=["training-canary"],
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "rows.json"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (BENCHMARKS, BENCHMARKS.parent / "src")))},
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [row["status"] for row in rows] == ["failed"]
+    assert "on purpose" in rows[0]["why"]
+
+
+def test_numbers_of_numpy_are_filed(tmp_path):
+    part = Part("kernels", torch.device("cpu"), True, 9.0, tmp_path / "kernels.json")
+    part.measured("a", np.float32(2), "s", flag=np.bool_(True), times=np.arange(2), path=tmp_path)
+    (row,) = json.loads((tmp_path / "kernels.json").read_text())["rows"]
+    assert row["more"] == {"flag": True, "times": [0, 1], "path": str(tmp_path)}
+    part.measured("a", 3.0, "s")
+    (row,) = json.loads((tmp_path / "kernels.json").read_text())["rows"]
+    assert row["value"] == 3.0
+
+
+def test_on_the_null_gpu_nothing_is_held_or_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpu_parts.part.is_null_gpu", lambda: True)
+    part = Part("equalities", torch.device("cpu"), False, 9.0, tmp_path / "equalities.json")
+    part.measured("speed", 3.0, "s", at_least=1.0)
+    part.held("equal")
+    part.failed("crash", "fell over")
+    found = json.loads((tmp_path / "equalities.json").read_text())
+    assert [row["status"] for row in found["rows"]] == ["not computed", "not computed", "failed"]
+    assert [row["is_met"] for row in found["rows"]] == [None] * 3
+    verdict = judge({"parts": {"equalities": {**found, "is_done": True}}})
+    assert verdict.held == []
+    assert verdict.not_computed == ["speed", "equal"]
+    assert not verdict.is_proven
+
+
+def test_on_the_null_gpu_a_test_that_fails_in_a_comparison_is_not_computed_and_a_crash_fails(tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "import torch\n"
+        "def test_passes(): pass\n"
+        "def test_differs(): assert 1 == 2\n"
+        "def test_is_not_close(): torch.testing.assert_close(torch.ones(2), torch.zeros(2))\n"
+        "def test_crashes(): [][0]\n"
+    )
+    script = (
+        "import sys, gpu_parts.machine as machine\n"
+        "machine.is_null_gpu = lambda: True\n"
+        "import pytest; pytest.main(['-p', 'gpu_parts.pytest_rows', '-q', sys.argv[1]])"
+    )
+    record = tmp_path / "record"
+    paths = os.pathsep.join(map(str, (BENCHMARKS, BENCHMARKS.parent / "src")))
+    environment = {**os.environ, "PYTHONPATH": paths, "PENSTOCK_ROWS": str(record)}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    subprocess.run(
+        [sys.executable, "-c", script, tmp_path], env=environment, cwd=tmp_path, timeout=100, check=True
+    )
+    said = [json.loads(line) for line in record.read_text().splitlines()]
+    status = {one["ended"].partition("::test_")[2]: one["status"] for one in said if "ended" in one}
+    assert status == {
+        "passes": "not computed",
+        "differs": "not computed",
+        "is_not_close": "not computed",
+        "crashes": "failed",
+    }
