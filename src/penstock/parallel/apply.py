@@ -1,8 +1,8 @@
 """Apply all parallelisms, activation checkpointing, float8 and compilation, in the required order.
 
 From the innermost change to the outermost: the blocks of a stage are sliced; slices of matrices are
-multiplied in 8 bits; on a rank that shares parameters with no other, they are cast to the compute dtype;
-blocks are recomputed; recomputed blocks are compiled; compiled blocks are gathered and freed as one unit.
+multiplied in 8 bits and recomputed; recomputed blocks are compiled; compiled blocks are gathered and freed as
+one unit. On a rank that shares parameters with no other, nothing is gathered, and blocks cast them instead.
 
 Blocks are compiled one by one, not the model: they are alike, so one program serves all, and the hooks that
 gather and free a block's parameters stay outside of it. As in `recompute`, a block's `forward` is replaced,
@@ -71,11 +71,7 @@ def apply(
     if linear != "compute":
         multiply_in_8_bits(model, RECIPES[linear], native=has_native(RECIPES[linear], mesh.state.device_type))
     shares = has_work(mesh.data, offload=config.offload)
-    if not shares:
-        compute_blocks_in(model, compute_dtype)
-    if modes:
-        recompute(model, modes)
-    compile_blocks(model, compiled)
+    _wrap_blocks(model, modes, compiled, casts_to=None if shares else compute_dtype)
     stages = {0: model}
     if mesh.layout.pipeline > 1:
         stages = stages_of(model, mesh.pipeline, per_rank=config.stages_per_rank)
@@ -98,6 +94,23 @@ def apply(
     pipeline = Pipeline(stages, mesh.pipeline, slices=mesh.layout.tensor, dtype=compute_dtype)
     model.forward = pipeline.forward  # a plain call, for validation, passes through all stages
     return ParallelModel([*stages.values()], pipeline)
+
+
+def _wrap_blocks(
+    model: nn.Module, modes: Sequence[Mode], compiled: CompileConfig, *, casts_to: torch.dtype | None
+) -> None:
+    """Recompute and compile the blocks of a model, in place.
+
+    Args:
+        casts_to: dtype that they cast their parameters to; None: FSDP2 does.
+    """
+    if casts_to is not None and not compiled.enabled:  # a block that is recomputed must cast again
+        compute_blocks_in(model, casts_to)
+    if modes:
+        recompute(model, modes)
+    if casts_to is not None and compiled.enabled:  # the compiler lets no module change while it is recomputed
+        compute_blocks_in(model, casts_to)
+    compile_blocks(model, compiled)
 
 
 def _keep_part(model: nn.Module, mesh: Mesh, config: ParallelConfig) -> None:

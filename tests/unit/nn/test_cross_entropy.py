@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from penstock.nn.cross_entropy import cross_entropy
-from penstock.nn.head import OutputHead
+from penstock.nn.cross_entropy import _losses, _losses_to_compile, cross_entropy
+from penstock.nn.head import OutputHead, Whole
 from penstock.testing.step_memory import LiveBytes
 from tests.head_adapters import adapted, drawn_adapter
 
@@ -169,3 +169,19 @@ def test_evaluation_holds_no_gradient():
     with LiveBytes() as seen, torch.no_grad():
         cross_entropy(hidden, OutputHead(weight), labels, tokens_at_once=1)
     assert seen.largest < weight.nbytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("keep", [True, False])
+def test_what_is_compiled_for_gpus_is_what_cpus_compute(dtype, keep):
+    """1e-6: exponentials are computed twice instead of kept."""
+    hidden, weight, labels = drawn(dtype)
+    logits = (3 * hidden.detach() @ weight.detach().T).contiguous()
+    found = _losses_to_compile(logits.clone(), labels, Whole(), 1.5, ignored=-100, keep=keep)
+    expected = _losses(logits.clone(), labels, Whole(), 1.5, ignored=-100, keep=keep)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-6)
+    if keep:
+        assert found[1].dtype == dtype
+        torch.testing.assert_close(found[1], expected[1], rtol=1e-6, atol=1e-6)
+    else:
+        assert found[1] is expected[1] is None

@@ -8,7 +8,7 @@ import torch
 from penstock.core.errors import CorpusError
 from penstock.data import Loader
 from penstock.testing.corpora import numbered_corpus
-from penstock.train.step import check_vocabulary, micro_batches
+from penstock.train.step import check_vocabulary, inputs_of, joined, micro_batches
 
 CPU = torch.device("cpu")
 
@@ -27,6 +27,25 @@ def test_document_boundaries_are_cut_at_the_edges_of_micro_batches() -> None:
     assert two["cu_seqlens"].dtype == torch.int32
     assert one["input_ids"].tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert two["labels"].tolist() == [[11, 12, 13, 14, 15], [16, 17, 18, 19, 20]]
+
+
+@pytest.mark.parametrize(
+    ("ends", "packed"),
+    [
+        ([0, 5, 10, 15, 20], [False, False]),
+        ([0, 5, 10, 14, 15, 20], [False, True]),
+        ([0, 1, 5, 10, 15, 20], [True, False]),
+    ],
+)
+def test_rows_of_one_document_each_need_no_kernel_for_packed_documents(ends, packed) -> None:
+    """The model then gets no ends; attention over rows is what they say. A row's padding is a document."""
+    batch = {name: torch.arange(20).view(4, 5) for name in ("input_ids", "labels", "position_ids")}
+    batch["cu_seqlens"] = torch.tensor(ends, dtype=torch.int32)
+    parts = list(micro_batches(batch, rows=2, device=CPU))
+    given = [inputs_of(part, lambda hidden, _: hidden)["cu_seqlens"] for part in parts]
+    assert [end is not None for end in given] == packed
+    both = inputs_of(joined(parts), lambda hidden, _: hidden)["cu_seqlens"]
+    assert [end is not None for end in both] == packed
 
 
 @pytest.mark.parametrize(("rows", "sizes"), [(1, [1] * 6), (2, [2, 2, 2]), (4, [4, 2]), (6, [6]), (9, [6])])

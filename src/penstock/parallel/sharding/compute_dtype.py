@@ -5,8 +5,8 @@ of float32: 4.4 GB a step at 1B, to send them to nobody. Here a module's paramet
 begins, with a graph, so a gradient is computed in the compute dtype and added up in the parameter's own. The
 numbers are those of FSDP2, bit for bit.
 
-A module's `forward` is replaced, as in activation_checkpointing.py: names do not change, a recomputed block
-casts again, and a compiled one has the casts in its program.
+A module's `forward` is replaced, as in activation_checkpointing.py: names do not change, and a compiled block
+has the casts in its program. The casts of a unit live until its backward pass.
 """
 
 from collections.abc import Callable, Iterable, Sequence
