@@ -24,11 +24,15 @@ def device(request):
     return torch.device(request.config.getoption("--device"))
 
 
-@pytest.fixture
-def nvrtc():
-    """Skip on the null GPU what torch compiles by NVRTC, which cannot run there."""
-    if hasattr(ctypes.CDLL(None), "null_gpu_totals"):
-        pytest.skip("torch compiles a kernel for it by NVRTC, which the null GPU lacks")
+def pytest_configure(config):
+    config.addinivalue_line("markers", "computes(why): what cannot run on the null GPU, and why")
+
+
+@pytest.fixture(autouse=True)
+def not_on_the_null_gpu(request):
+    mark = request.node.get_closest_marker("computes")
+    if mark is not None and hasattr(ctypes.CDLL(None), "null_gpu_totals"):
+        pytest.skip(f"not on the null GPU: {mark.args[0]}")
 
 
 @pytest.fixture(scope="session")

@@ -110,6 +110,7 @@ def test_greedy_answers_are_the_likeliest_tokens_of_transformers(way, folder, ex
     assert_likeliest(told, requests, exact, SLACK[way])
 
 
+@pytest.mark.computes("transformers generates until a number on the device says that all answers ended")
 def test_greedy_answers_in_float32_are_those_of_generate(folder, exact, requests, device):
     told, _ = answers(folder, requests, device, weights="float32")
     for tokens, request in zip(told, requests, strict=True):

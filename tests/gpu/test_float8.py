@@ -47,7 +47,7 @@ def test_a_layer_and_its_gradients_are_as_near_to_float64_as_rounding_allows(nam
 
 
 @pytest.mark.parametrize("name", ["tensorwise", "rowwise"])
-@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.computes("torch compiles a kernel of torchao's by NVRTC")
 def test_errors_are_no_larger_than_those_of_torchao(name, device, is_tiny):
     float8 = pytest.importorskip("torchao.float8", reason="torchao is not installed")
     recipe, is_native = recipe_of(f"float8_{name}", device)

@@ -101,7 +101,10 @@ def check(table: Table) -> int:
     """Compare the filed results with the sources and the bounds; return the exit code."""
     problems = [
         complaint(RESULTS, name, digests(ROOT, patterns), target)
-        for name, patterns, target in ((COUNTS, table.sources, "null-gpu"),)
+        for name, patterns, target in (
+            (COUNTS, table.sources, "null-gpu"),
+            (KIT, table.kit_sources, "null-gpu-kit"),
+        )
     ]
     for problem in filter(None, problems):
         print(problem, file=sys.stderr)
