@@ -42,7 +42,10 @@ def rope_tables(
         )
         angles = positions[:, None, :, None].float() * frequencies
         angles = torch.cat((angles, angles), dim=-1)
-        return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+        cosines, sines = angles.cos(), angles.sin()
+        if factor != 1.0:
+            cosines, sines = cosines * factor, sines * factor
+        return cosines.to(dtype), sines.to(dtype)
 
 
 class RopeCache:

@@ -28,11 +28,11 @@ def squared_norm(
     if not found:
         return torch.zeros(1, dtype=torch.float64, device=device)
     norms = torch.stack(torch._foreach_norm([_local(gradient) for gradient, _ in found])).double()
-    squares = norms.square()
     copies = [num_copies(gradient) * n for gradient, n in found]
-    if any(n > 1 for n in copies):  # otherwise nothing is uploaded
-        squares = squares / torch.tensor(copies, dtype=torch.float64, device=squares.device)
-    return squares.sum()[None].to(device)
+    if all(n == 1 for n in copies):  # nothing is uploaded
+        return norms.dot(norms)[None].to(device)
+    weights = torch.tensor(copies, dtype=torch.float64, device=norms.device)
+    return (norms.square() / weights).sum()[None].to(device)
 
 
 def divisor(norm: float, largest: float) -> float:

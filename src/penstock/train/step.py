@@ -168,7 +168,7 @@ def passes(
             mark("backward")
             losses.append(loss.detach())
     mark("backward")
-    return torch.stack(losses).sum()
+    return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
 
 def train_step(
@@ -215,9 +215,9 @@ def train_step(
     tied = None if state.pipeline is None else state.pipeline.tied
     of_island = state.mesh.island.add_up(squared_norm(state.model.parameters(), world.device, twice=tied))
     of_all = mean_of_islands(of_island, world) if state.mesh.has_islands else of_island
-    totals = world.add_up(torch.cat([local_loss.double()[None], *sums.values()]))
-    (own_square, square, summed, *others), (global_count, stops, told) = read(
-        torch.cat([of_island, of_all, totals]), asked_for
+    totals = world.add_up(_one_vector([local_loss.double()[None], *sums.values()]))
+    (own_square,), (square,), (summed, *others), (global_count, stops, told) = read(
+        of_island, of_all, totals, asked_for
     )
     mark("communication")
     mean_loss, grad_norm = summed / copies / num_averaged, math.sqrt(square)
@@ -244,10 +244,14 @@ def read(*vectors: Tensor) -> list[list[float]]:
     found: list[list[float]] = [[] for _ in vectors]
     for device in {vector.device for vector in vectors}:
         here = [index for index, vector in enumerate(vectors) if vector.device == device]
-        values = iter(torch.cat([vectors[index] for index in here]).tolist())
+        values = iter(_one_vector([vectors[index] for index in here]).tolist())
         for index in here:
             found[index] = list(islice(values, len(vectors[index])))
     return found
+
+
+def _one_vector(vectors: Sequence[Tensor]) -> Tensor:
+    return vectors[0] if len(vectors) == 1 else torch.cat(list(vectors))
 
 
 def check_vocabulary(batch: DeviceBatch, vocab_size: int) -> None:

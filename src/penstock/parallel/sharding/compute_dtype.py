@@ -70,7 +70,7 @@ def _cast_all(parameters: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tens
 
 
 class _CastAll(torch.autograd.Function):
-    """Casts tensors to a dtype, and their gradients back, by one kernel each."""
+    """Casts tensors to a dtype, and their gradients back; compiled, by one kernel for all."""
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:  # Any: torch's
@@ -89,8 +89,8 @@ class _CastAll(torch.autograd.Function):
 
 
 def _copied(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> tuple[Tensor, ...]:
+    if not torch.compiler.is_compiling():
+        return tuple(tensor.to(dtype) for tensor, dtype in zip(tensors, dtypes, strict=True))
     copies = [torch.empty_like(tensor, dtype=dtype) for tensor, dtype in zip(tensors, dtypes, strict=True)]
-    if torch.compiler.is_compiling():  # torch 2.11 loses the gradients of tensors that are written in place
-        return tuple(torch.ops.aten._foreach_copy(copies, list(tensors)))
-    torch._foreach_copy_(copies, list(tensors))
-    return tuple(copies)
+    # not _foreach_copy_: torch 2.11 loses the gradients of tensors that are written in place
+    return tuple(torch.ops.aten._foreach_copy(copies, list(tensors)))

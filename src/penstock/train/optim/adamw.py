@@ -19,7 +19,7 @@ def init(parameter: Tensor) -> States:
     }
 
 
-def update(updates: Sequence[Update], group: ParamGroup, divisor: float) -> None:
+def update(updates: Sequence[Update], group: ParamGroup, divisor: Tensor | None) -> None:
     """Take one AdamW step for all parameters at once; the kernel divides the gradients, in place."""
     beta1, beta2 = group["betas"]
     held = [one for one in updates if one.weight.numel()]  # a rank may hold no row of a small parameter
@@ -36,7 +36,7 @@ def update(updates: Sequence[Update], group: ParamGroup, divisor: float) -> None
         [],
         [one.states["step"] for one in held],
         fused=True,
-        grad_scale=None if divisor == 1.0 else torch.full((), divisor, device=held[0].weight.device),
+        grad_scale=divisor,
         amsgrad=False,
         beta1=beta1,
         beta2=beta2,

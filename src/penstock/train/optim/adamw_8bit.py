@@ -36,7 +36,7 @@ def init(parameter: Tensor) -> States:
     return states
 
 
-def update(updates: Sequence[Update], group: ParamGroup, divisor: float) -> None:
+def update(updates: Sequence[Update], group: ParamGroup, divisor: Tensor | None) -> None:
     """Take one AdamW step; small parameters in float32."""
     adamw.update([one for one in updates if "exp_avg_scales" not in one.states], group, divisor)
     for one in updates:
@@ -44,7 +44,7 @@ def update(updates: Sequence[Update], group: ParamGroup, divisor: float) -> None
             _update_coded(one, group, divisor)
 
 
-def _update_coded(one: Update, group: ParamGroup, divisor: float) -> None:
+def _update_coded(one: Update, group: ParamGroup, divisor: Tensor | None) -> None:
     one.states["step"] += 1
     step = one.states["step"].item()
     codes = {name: detached_local(one.states[name]) for name in one.states if name != "step"}

@@ -31,7 +31,7 @@ def init(parameter: Tensor) -> States:
     return {"step": torch.zeros(()), "momentum": torch.zeros_like(parameter, dtype=torch.float32)}
 
 
-def update(updates: Sequence[Update], group: ParamGroup, divisor: float) -> None:
+def update(updates: Sequence[Update], group: ParamGroup, divisor: Tensor | None) -> None:
     """Take one step; every rank of a shard group must call it with the same matrices."""
     directions = []
     for one in updates:

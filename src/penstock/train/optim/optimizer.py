@@ -52,10 +52,12 @@ class Optimizer(torch.optim.Optimizer):
             divisor: divides the gradients, to clip them; the gradients may be divided in place.
         """
         assert closure is None, closure
+        device = detached_local(self.param_groups[0]["params"][0]).device
+        scale = None if divisor == 1.0 else torch.full((), divisor, dtype=torch.float32, device=device)
         for group in self.param_groups:
             for parameters in _runs(group["params"], at_once=self.storage.at_once):
                 updates = [self._opened(p, p.grad) for p in parameters if p.grad is not None]
-                RULES[group["rule"]].update(updates, group, divisor)
+                RULES[group["rule"]].update(updates, group, scale)
                 self._close(updates)
 
     def _opened(self, parameter: Tensor, gradient: Tensor) -> Update:

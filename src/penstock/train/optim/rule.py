@@ -32,12 +32,13 @@ class UpdateRule:
 
     init: Callable[[Tensor], States]
     """Returns the states of a parameter before its first step."""
-    update: Callable[[Sequence[Update], ParamGroup, float], None]
+    update: Callable[[Sequence[Update], ParamGroup, Tensor | None], None]
     """Changes weights and states in place; every rank calls it with the same parameters.
 
-    The last argument divides the gradients: clipping, without a pass over them of its own."""
+    The last argument, a float32 scalar on their device, divides the gradients: clipping, without a pass over
+    them of its own. None: 1."""
 
 
-def divided(gradient: Tensor, divisor: float) -> Tensor:
-    """Return the gradient divided by a number; itself if that is 1."""
-    return gradient if divisor == 1.0 else gradient / divisor
+def divided(gradient: Tensor, divisor: Tensor | None) -> Tensor:
+    """Return the gradient divided by a scalar; itself if that is None."""
+    return gradient if divisor is None else gradient / divisor
