@@ -1,7 +1,8 @@
 """Write what never ran on the hardware it is for into docs/limits.md; `--check` only compares.
 
-The features are in benchmarks/data/unproven.toml; what the newest result of the GPU kit says of each
-(benchmarks/results/gpu-DATE.json) decides between "never" and a date. Run as `python -m tools.unproven`.
+The features are in benchmarks/data/unproven.toml. For each, the newest result of the GPU kit that has its
+rows (benchmarks/results/gpu-DATE.json) decides between "never" and a date. Run as
+`python -m tools.unproven`.
 """
 
 import ast
@@ -52,14 +53,15 @@ def features_of(text: str) -> list[Feature]:
     return [Feature(**{**row, "files": tuple(row["files"]), "proof": tuple(row["proof"])}) for row in rows]
 
 
-def newest_result(folder: Path) -> Result | None:
-    """Return the newest result of the kit in full size on a GPU; None where there is none."""
-    for path in sorted(folder.glob("gpu-????-??-??.json"), reverse=True):
-        found = json.loads(path.read_text())
-        if found["is_gpu"] and found["size"] == "full":
-            about = f"{found['date']}, {found['machine']['name']}"
-            return Result(rows_of(found["parts"]), about)
-    return None
+def results_in(folder: Path) -> list[Result]:
+    """Return the results of the kit in full size on GPUs, the newest first."""
+    paths = sorted(folder.glob("gpu-????-??-??.json"), reverse=True)
+    all_found = [json.loads(path.read_text()) for path in paths]
+    return [
+        Result(rows_of(found["parts"]), f"{found['date']}, {found['machine']['name']}")
+        for found in all_found
+        if found["is_gpu"] and found["size"] == "full"
+    ]
 
 
 def rows_of(parts: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -77,13 +79,21 @@ def matching(pattern: str, rows: Mapping[str, Mapping[str, Any]]) -> list[Mappin
     return [row for name, row in rows.items() if wanted.fullmatch(name)]
 
 
-def last_run(feature: Feature, result: Result | None) -> str:
-    """Say when a feature ran and what came of it: that all held, how many did not, or never.
+def last_run(feature: Feature, results: Sequence[Result]) -> str:
+    """Say when a feature ran last and what came of it: that all held, how many did not, or never.
+
+    Args:
+        results: the newest first.
+    """
+    said = (_run_in(result, feature) for result in results if feature.proof)
+    return next((one for one in said if one != NEVER), NEVER)
+
+
+def _run_in(result: Result, feature: Feature) -> str:
+    """Say what came of a feature in one result.
 
     Rows that were skipped did not run; if those of the first proof did not, the feature did not.
     """
-    if result is None or not feature.proof:
-        return NEVER
     found = [matching(pattern, result.rows) for pattern in feature.proof]
     ran = [[row for row in rows if row["status"] != "skipped"] for rows in found]
     if not ran[0]:
@@ -94,12 +104,13 @@ def last_run(feature: Feature, result: Result | None) -> str:
     return f"{result.about}: {said}" + (f", {num_missing} not run" if num_missing else "")
 
 
-def figure_of(feature: Feature, result: Result | None) -> str:
-    """Return the first measured value of the row that shows a feature; empty where there is none."""
-    if result is None or not feature.figure:
-        return ""
-    rows = [row for row in matching(feature.figure, result.rows) if row["status"] == "measured"]
-    return f"{rows[0]['value']:.3g} {rows[0]['unit']} ({rows[0]['name']})" if rows else ""
+def figure_of(feature: Feature, results: Sequence[Result]) -> str:
+    """Return the newest measured value of the row that shows a feature, and where; empty for none."""
+    for result in results if feature.figure else ():
+        rows = [row for row in matching(feature.figure, result.rows) if row["status"] == "measured"]
+        if rows:
+            return f"{rows[0]['value']:.3g} {rows[0]['unit']} ({rows[0]['name']}; {result.about})"
+    return ""
 
 
 def lines_of(where: str, sources: Path) -> int:
@@ -132,15 +143,16 @@ def rounded(count: int) -> int:
     return round(count, 2 - len(str(count)))
 
 
-def section(features: Sequence[Feature], result: Result | None, sources: Path) -> str:
+def section(features: Sequence[Feature], results: Sequence[Result], sources: Path) -> str:
     """Return the part of the page between the marks."""
-    never = [feature for feature in features if last_run(feature, result) == NEVER]
+    never = [feature for feature in features if last_run(feature, results) == NEVER]
     lines = [
         "## Never run on the hardware it is for",
         "",
         f"{len(never)} of these {len(features)} features never ran on the hardware they are for: they are",
         "written, type-checked, and tested as far as a CPU can. `make gpu` proves on one GPU what it can",
-        "(benchmarks/README.md); its newest result is what this table says. Lines of code are rounded.",
+        "(benchmarks/README.md); the newest result with a feature's rows is what this table says of it.",
+        "Lines of code are rounded.",
         "",
         "| feature | for | lines | last run | figure |",
         "|---|---|---|---|---|",
@@ -149,7 +161,7 @@ def section(features: Sequence[Feature], result: Result | None, sources: Path) -
     for feature in order:
         lines_there = rounded(sum(lines_of(where, sources) for where in feature.files))
         what = f"{feature.what}. {feature.why}" if feature.why else feature.what
-        ran, figure = last_run(feature, result), figure_of(feature, result)
+        ran, figure = last_run(feature, results), figure_of(feature, results)
         kit = "" if feature.proof else ", not by the kit"
         lines.append(f"| {what} | {feature.hardware} | {lines_there:,} | {ran}{kit} | {figure} |")
     return "\n".join(lines) + "\n"
@@ -172,8 +184,8 @@ def main() -> int:
     """Write or check the page."""
     target = ROOT / "docs" / "limits.md"
     features = features_of((ROOT / "benchmarks" / "data" / "unproven.toml").read_text())
-    result = newest_result(ROOT / "benchmarks" / "results")
-    text = replaced(target.read_text(), section(features, result, ROOT / "src" / "penstock"))
+    results = results_in(ROOT / "benchmarks" / "results")
+    text = replaced(target.read_text(), section(features, results, ROOT / "src" / "penstock"))
     if "--check" in sys.argv:
         if target.read_text() == text:
             return 0

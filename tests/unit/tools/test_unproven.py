@@ -3,7 +3,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tools.unproven import NEVER, Feature, features_of, figure_of, last_run, lines_of, newest_result, section
+from tools.unproven import NEVER, Feature, features_of, figure_of, last_run, lines_of, results_in, section
 
 ROOT = Path(__file__).parents[3]
 FEATURES = features_of((ROOT / "benchmarks" / "data" / "unproven.toml").read_text())
@@ -26,7 +26,7 @@ def filed(folder, date, *, is_gpu=True, size="full", equalities=(), kernels=()):
     parts = {"equalities": {"rows": list(equalities)}, "kernels": {"rows": list(kernels)}}
     found = {"date": date, "is_gpu": is_gpu, "size": size, "machine": {"name": "A1"}, "parts": parts}
     (folder / f"gpu-{date}.json").write_text(json.dumps(found))
-    return newest_result(folder)
+    return results_in(folder)
 
 
 @pytest.mark.parametrize(
@@ -54,18 +54,31 @@ def test_a_feature_ran_if_rows_that_prove_it_did(rows, said, tmp_path):
 
 def test_the_figure_is_the_first_value_of_its_row(tmp_path):
     rows = [row("wave, low: torch", "measured", 3.0, "m"), row("wave, high: ours", "measured", 2.345, "m")]
-    assert figure_of(FEATURE, filed(tmp_path, "2027-01-02", kernels=rows)) == "2.35 m (wave, high: ours)"
-    assert figure_of(FEATURE, None) == ""
+    assert figure_of(FEATURE, filed(tmp_path, "2027-01-02", kernels=rows)) == (
+        "2.35 m (wave, high: ours; 2027-01-02, A1)"
+    )
+    assert figure_of(FEATURE, []) == ""
 
 
-def test_only_the_newest_whole_result_of_a_gpu_counts(tmp_path):
-    held = [row("wave: height", "held")]
-    assert newest_result(tmp_path) is None
-    filed(tmp_path, "2027-01-01", equalities=held)
+def test_only_whole_results_of_gpus_count_the_newest_first(tmp_path):
+    assert results_in(tmp_path) == []
+    filed(tmp_path, "2027-01-01")
     filed(tmp_path, "2027-01-03", is_gpu=False)
     filed(tmp_path, "2027-01-04", size="tiny")
-    filed(tmp_path, "2027-01-02", equalities=held)
-    assert newest_result(tmp_path).about == "2027-01-02, A1"
+    filed(tmp_path, "2027-01-02")
+    assert [result.about for result in results_in(tmp_path)] == ["2027-01-02, A1", "2027-01-01, A1"]
+
+
+def test_a_result_without_a_features_rows_says_nothing_of_it(tmp_path):
+    filed(
+        tmp_path,
+        "2027-01-01",
+        equalities=[row("wave: height", "held"), row("wave: length", "held")],
+        kernels=[row("wave, high: ours", "measured", 2.0, "m")],
+    )
+    results = filed(tmp_path, "2027-01-02", kernels=[row("wave, high: ours", "measured", 1.0, "m")])
+    assert last_run(FEATURE, results) == "2027-01-01, A1: 2 held"
+    assert figure_of(FEATURE, results) == "1 m (wave, high: ours; 2027-01-02, A1)"
 
 
 def test_lines_are_of_code_in_a_file_a_folder_or_one_name(tmp_path):
