@@ -16,6 +16,8 @@ from penstock.train.recipe.load import build_recipe
 LORA = {"method": "lora", "rank": 8, "alpha": 8.0}
 CASES = {
     "alone, recomputed": (1, {"recompute": {"policy": "full"}}),
+    "alone, bfloat16": (1, {"compute": "bfloat16"}),
+    "alone, bfloat16, recomputed": (1, {"compute": "bfloat16", "recompute": {"policy": "full"}}),
     "shards": (2, {}),
     "bfloat16 weights": (
         2,

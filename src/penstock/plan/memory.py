@@ -311,8 +311,19 @@ class Rank:
         """Tokens of a pass that it computes."""
         return self.job.batches_per_pass * self.job.rank_tokens
 
+    @property
+    def casts(self) -> bool:
+        """True if blocks cast their own parameters, because there is no rank to share them with."""
+        layout = self.job.layout
+        alone = layout.replicate * layout.shard * layout.context == 1
+        return alone and self.job.adapter is None and self.kept.weights == FLOAT32 > self.c
+
     def after_forward(self) -> int:
         """Bytes of the blocks' parameters that stay between forward and backward."""
+        if self.casts:  # a block that is recomputed casts again, unless it is compiled
+            plain = self.job.on_cpu or self.job.kernels != "compiled"
+            cast = [mode for mode in self.modes if not (plain and mode != "keep")]
+            return self.c * self.block * len(cast)
         whole, after = self.c * self.block * len(self.modes), self.job.reshard_after_forward
         stays = 0 if after is True else whole if after is False else whole // after
         return max(stays, self.kept_parameters)
