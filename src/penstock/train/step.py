@@ -185,8 +185,8 @@ def train_step(
 
     Args:
         micro_batch_size: rows per forward pass.
-            asked: requests to this rank; the ranks agree on them here, so all stop after the same step.
-            mark: called with each phase as it ends; see obs/meter.py.
+        asked: requests to this rank; the ranks agree on them here, so all stop after the same step.
+        mark: called with each phase as it ends; see obs/meter.py.
 
     Raises:
         CorpusError: the batch has a token id outside the model's vocabulary.
@@ -255,12 +255,12 @@ def _one_vector(vectors: Sequence[Tensor]) -> Tensor:
 
 
 def check_vocabulary(batch: DeviceBatch, vocab_size: int) -> None:
-    """Raise for token ids outside the model's vocabulary.
+    """Raise for token ids outside the model's vocabulary, in a batch's inputs or labels.
 
     Raises:
         CorpusError: with the id.
     """
-    largest = int(batch["input_ids"].max())
+    largest = max(int(batch[name].max()) for name in ("input_ids", "labels"))
     if largest >= vocab_size:
         raise CorpusError(
             f"A batch holds token id {largest}, beyond the model's vocabulary of {vocab_size}",

@@ -66,8 +66,9 @@ def test_micro_batches_together_are_the_batch(tmp_path: Path, rows: int, sizes: 
 
 
 def test_a_token_beyond_the_vocabulary_is_refused_with_its_id() -> None:
-    batch = {"input_ids": torch.tensor([[1, 49], [50, 2]])}
-    check_vocabulary(batch, 51)
+    low, high = torch.tensor([[1, 49], [48, 2]]), torch.tensor([[1, 49], [50, -100]])
     message = r"A batch holds token id 50, beyond the model's vocabulary of 50\. .*data verify"
-    with pytest.raises(CorpusError, match=message):
-        check_vocabulary(batch, 50)
+    for batch in ({"input_ids": high, "labels": low}, {"input_ids": low, "labels": high}):
+        check_vocabulary(batch, 51)
+        with pytest.raises(CorpusError, match=message):
+            check_vocabulary(batch, 50)
