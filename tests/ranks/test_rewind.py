@@ -210,8 +210,8 @@ def test_weights_that_are_not_finite_are_not_saved_and_the_run_goes_back_to_soun
     """A step with a finite loss and gradient makes them: as an optimizer can whose numbers overflow."""
     folder, step, broken = tmp_path / "run", Optimizer.step, []
 
-    def overflow(self, closure=None):
-        step(self, closure)
+    def overflow(self, closure=None, **options):
+        step(self, closure, **options)
         for parameter, states in list(self.state.items())[:1]:
             if int(states["step"]) == 6 and not broken:
                 broken.append(6)
@@ -231,8 +231,8 @@ def test_weights_that_are_not_finite_are_not_saved_and_the_run_goes_back_to_soun
 def test_a_run_that_ends_with_weights_that_are_not_finite_says_so(corpus, tmp_path, monkeypatch):
     folder, step = tmp_path / "run", Optimizer.step
 
-    def overflow(self, closure=None):
-        step(self, closure)
+    def overflow(self, closure=None, **options):
+        step(self, closure, **options)
         for parameter, states in list(self.state.items())[:1]:
             if int(states["step"]) == 12:
                 detached_local(parameter)[-1:].fill_(math.nan)
