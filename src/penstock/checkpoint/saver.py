@@ -150,7 +150,7 @@ class Saver:
             self._stage.release()
 
     def prepare(self, tensors: Mapping[str, Tensor], *, layout: Hashable = ()) -> None:
-        """Take memory for saves of a layout in a thread, so that the first does not; every rank must call it.
+        """Have a thread take the memory for saves of a layout, so that none waits; every rank must call it.
 
         Nothing is done for tensors of a CPU, whose first copy takes the memory as fast.
 

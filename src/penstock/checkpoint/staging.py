@@ -1,7 +1,7 @@
 """Staging memory of checkpoints: a host buffer that a rank's share is copied to.
 
 An accelerator copies at the speed of its bus into page-locked memory only, and the operating system takes
-seconds to make and lock gigabytes of pages. So a thread does that from the first step on, before the first
+seconds to make and lock gigabytes of pages. So a thread does that after the first step, before the first
 save, in pieces of at most 1 GiB. The pieces lie one after another, so the share is written to its file as
 one range of bytes. torch's own pinned tensors would be one request, rounded up to a power of two.
 """
@@ -38,9 +38,8 @@ class StagingBuffer:
         if num_bytes <= len(self._buffer):
             return
         self.release()
+        # shared memory: after a fork, private pages that are locked would be others than those written to
         memory = mmap.mmap(-1, num_bytes)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
         self._buffer, self._device = torch.frombuffer(memory, dtype=torch.uint8), device
         self._is_wanted = True
         if accelerator.is_accelerator(device):

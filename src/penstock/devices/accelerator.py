@@ -46,7 +46,7 @@ KINDS: Mapping[str, Kind] = {
         backend="nccl",
         activity="CUDA",
         has_graphs=True,
-        adds_to_float32=True,
+        adds_to_float32=torch.version.hip is None,
         has_history=True,
         locks_pages=True,
     ),

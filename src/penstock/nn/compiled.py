@@ -17,10 +17,10 @@ _MOST_PROGRAMS = 64
 
 
 @cache
-def fused(function: Callable[P, R]) -> Callable[P, R]:
+def fused(function: Callable[P, R], otherwise: Callable[P, R]) -> Callable[P, R]:
     """Return the function, compiled by torch.compile: one program for each of its shapes.
 
-    A function that does not compile runs plain from then on, with a warning.
+    If it does not compile, `otherwise` runs from then on, with a warning.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_PROGRAMS)
     program = torch.compile(function, dynamic=False, fullgraph=True)
@@ -34,7 +34,7 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
                 return program(*args, **options)
             except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
                 fails = True
-                log.warning("%s runs uncompiled: %s", function.__qualname__, str(error).partition("\n")[0])
-        return function(*args, **options)
+                log.warning("%s does not compile: %s", function.__qualname__, str(error).partition("\n")[0])
+        return otherwise(*args, **options)
 
     return run

@@ -46,12 +46,12 @@ def cross_entropy(
     """
 
     is_fused = isinstance(head.vocabulary, Whole) and has_triton(hidden.device)
-    work = fused(_losses_to_compile) if is_fused else _losses
+    work = fused(_losses_to_compile, _losses) if is_fused else _losses
 
     def losses(logits: Tensor, part: slice, *, keep: bool) -> tuple[Tensor, Tensor | None]:
         return work(logits, labels[part], head.vocabulary, head.logits_scaling, ignored=ignored, keep=keep)
 
-    return chunked_loss(hidden, head, losses, tokens_at_once=tokens_at_once)
+    return chunked_loss(hidden, head, losses, tokens_at_once=tokens_at_once, is_fused=is_fused)
 
 
 Losses = Callable[..., tuple[Tensor, Tensor | None]]
@@ -66,10 +66,12 @@ def chunked_loss(
     losses: Losses,
     *,
     tokens_at_once: int | None = None,
+    is_fused: bool = False,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "tokens"]]:
     """Return the sum of a loss that is a function of each token's logits, and each token's, as
     `cross_entropy`."""
-    size = tokens_at_once or chunk_tokens(head.weight.shape[0], on_cpu=hidden.device.type == "cpu")
+    on_cpu = hidden.device.type == "cpu"
+    size = tokens_at_once or chunk_tokens(head.weight.shape[0], on_cpu=on_cpu, is_fused=is_fused)
     wants = torch.is_grad_enabled()  # gradients are always off inside an autograd function
     total, each = _ChunkedLoss.apply(*head.terms(hidden), head, losses, size, wants)  # type: ignore[no-untyped-call]
     return total, each

@@ -70,7 +70,7 @@ def apply(
         add_adapters(model, adapter, slices, dtype=adapter_dtype)
     if linear != "compute":
         multiply_in_8_bits(model, RECIPES[linear], native=has_native(RECIPES[linear], mesh.state.device_type))
-    shares = has_work(mesh.data, offload=config.offload)
+    shares = has_work(mesh.data, offload=config.offload) or _would_cast_often(model, mesh, compute_dtype)
     _wrap_blocks(model, modes, compiled, casts_to=None if shares else compute_dtype)
     stages = {0: model}
     if mesh.layout.pipeline > 1:
@@ -94,6 +94,11 @@ def apply(
     pipeline = Pipeline(stages, mesh.pipeline, slices=mesh.layout.tensor, dtype=compute_dtype)
     model.forward = pipeline.forward  # a plain call, for validation, passes through all stages
     return ParallelModel([*stages.values()], pipeline)
+
+
+def _would_cast_often(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) -> bool:
+    """True if several micro-batches of a pipeline would each hold casts of the parameters at a time."""
+    return mesh.layout.pipeline > 1 and any(p.dtype != compute_dtype for p in model.parameters())
 
 
 def _wrap_blocks(

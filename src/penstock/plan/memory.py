@@ -269,10 +269,11 @@ class Rank:
         """Bytes of a chunk's logits and the gradients of the output matrix and the hidden states."""
         job, model = self.job, self.job.model
         rows, tokens = model.vocab_size // job.layout.tensor, self.pass_tokens
-        at_once = min(tokens, job.loss_tokens or chunk_tokens(rows, on_cpu=job.on_cpu))
-        exact = self.c == FLOAT32
+        is_fused = not job.on_cpu and job.layout.tensor == 1
+        chunk = job.loss_tokens or chunk_tokens(rows, on_cpu=job.on_cpu, is_fused=is_fused)
+        at_once, exact = min(tokens, chunk), self.c == FLOAT32
         logits = at_once * rows * (FLOAT32 if exact else FLOAT32 + self.c)
-        if not job.on_cpu and job.layout.tensor == 1:  # compiled: logits and their gradient, as computed
+        if is_fused:  # logits and their gradient, as computed; other losses have a quarter of the tokens
             logits = at_once * rows * 2 * self.c
         product = 0 if exact or not job.on_cpu else self.c * rows * model.hidden_size
         gradient = FLOAT32 * rows * model.hidden_size
@@ -313,9 +314,10 @@ class Rank:
 
     @property
     def casts(self) -> bool:
-        """True if blocks cast their own parameters, because there is no rank to share them with."""
+        """True if blocks cast their own parameters, because no rank shares parameters with this one."""
         layout = self.job.layout
-        alone = layout.replicate * layout.shard * layout.context == 1
+        replicas = 1 if self.job.outer_every else layout.replicate  # islands share none between outer steps
+        alone = replicas * layout.shard * layout.context * layout.pipeline == 1
         return alone and self.job.adapter is None and self.kept.weights == FLOAT32 > self.c
 
     def after_forward(self) -> int:
@@ -470,7 +472,7 @@ def _of_backward(rank: Rank, stays: Memory, activations: list[int], *, root: int
     )
     yield replace(
         stays,
-        gathered=around + rank.c * rank.block,
+        gathered=around + max(rank.c * rank.block, rank.after_forward()),
         activations=sum(activations[:-1]) + rank.tables,
         working=rank.stream + rank.other_streams,
         buffers=ahead

@@ -77,7 +77,7 @@ def train(
                 mark=meter.mark,
             )
             last = state.step == config.run.steps
-            prepare_saves(saver, state, result)
+            prepare_saves(saver, state)
             if state.outer is not None:
                 state.outer.after(state.step, last=last)
                 meter.mark("communication")
@@ -213,9 +213,9 @@ def open_saver(state: TrainState, config: TrainConfig) -> Saver:
     )
 
 
-def prepare_saves(saver: Saver, state: TrainState, result: StepResult) -> None:
-    """Prepare the saver after the first step, which made the optimizer's moments."""
-    if not (saver.is_prepared or result.skipped):
+def prepare_saves(saver: Saver, state: TrainState) -> None:
+    """Prepare the saver after the first step, and so before its first save."""
+    if not saver.is_prepared:
         saver.prepare(state.tensors(), layout=state.exchanges_under_way())
 
 

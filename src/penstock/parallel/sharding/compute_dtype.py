@@ -66,7 +66,9 @@ def _put(held: list[tuple[nn.Module, str]], parameters: Sequence[Tensor]) -> Non
 def _cast_all(parameters: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
     if any(isinstance(parameter, DTensor) for parameter in parameters):
         return [parameter.to(dtype) for parameter in parameters]
-    return cast(Sequence[Tensor], _CastAll.apply(dtype, *parameters))  # type: ignore[no-untyped-call]
+    learned = [parameter for parameter in parameters if parameter.requires_grad]
+    casts = iter(cast(Sequence[Tensor], _CastAll.apply(dtype, *learned)))  # type: ignore[no-untyped-call]
+    return [next(casts) if parameter.requires_grad else parameter.to(dtype) for parameter in parameters]
 
 
 class _CastAll(torch.autograd.Function):
