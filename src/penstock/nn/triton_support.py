@@ -25,4 +25,5 @@ def on_device_of(x: Tensor) -> AbstractContextManager[None]:
 
 @cache
 def _is_made_for(index: int | None) -> bool:
-    return find_spec("triton") is not None and torch.cuda.get_device_capability(index) >= (8, 0)
+    is_nvidia = torch.version.hip is None
+    return is_nvidia and find_spec("triton") is not None and torch.cuda.get_device_capability(index) >= (8, 0)

@@ -124,7 +124,7 @@ class StepInputs:
         rows["lengths"][count:size] = 1
         if settings is not None:
             rows["settings"][:count] = settings.numpy()
-            rows["settings"][count:size] = 0
+            rows["settings"][count:size] = (0, 1, 0, 0, 0)  # greedy
         tables = packed[self._first_table :].view(torch.int32).view(size, width).numpy()
         tables[:count] = batch.block_tables
         tables[count:] = self._spare_block
@@ -176,7 +176,7 @@ class DecodeGraphs:
         record: Record,
     ) -> None:
         self._forward, self._project, self._cache, self._record = forward, project, cache, record
-        self._sizes = sorted(sizes)
+        self._sizes, self._max_blocks = sorted(sizes), max_blocks
         self._graphs: dict[tuple[int, bool], Replay] = {}  # by rows, and whether any row is sampled
         _, _, num_blocks, _, block_size, _ = cache.pages.shape
         self._inputs = StepInputs(
@@ -235,6 +235,7 @@ class DecodeGraphs:
             and (settings is None or len(settings) == count)
             and not len(batch.vector_rows)
             and self._size_for(count) is not None
+            and batch.block_tables.shape[1] <= self._max_blocks
             and bool((batch.adapters < 0).all())
         )
 
@@ -275,19 +276,28 @@ class DecodeGraphs:
         return compute
 
 
-def cuda_recorder() -> Record:
-    """Return a function that records CUDA graphs in a memory pool of their own."""
+def cuda_recorder(device: torch.device | None = None) -> Record:
+    """Return a function that records CUDA graphs in a memory pool of their own.
+
+    Args:
+        device: device that computes; None: the present one. Recorded elsewhere, a graph would be empty.
+    """
     pool = torch.cuda.graph_pool_handle()
+    aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(compute: Callable[[], Outputs]) -> Replay:
-        aside, current = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(current)
-        with torch.cuda.stream(aside):
-            compute()  # one-time work such as loading libraries must not be recorded
-        current.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            out = compute()
+        with torch.cuda.device(device):
+            current = torch.cuda.current_stream()
+            aside.wait_stream(current)
+            with torch.cuda.stream(aside):
+                compute()  # one-time work such as loading libraries must not be recorded
+            current.wait_stream(aside)
+            with (
+                torch.cuda.stream(current),  # torch leaves the stream of a failed recording in place
+                torch.cuda.graph(graph, pool=pool, stream=aside, capture_error_mode="thread_local"),
+            ):
+                out = compute()
 
         def replay() -> Outputs:
             graph.replay()

@@ -143,7 +143,7 @@ class Runner:
             self.cache,
             sizes=sizes_up_to(max_sequences),
             max_blocks=max_blocks,
-            record=record or cuda_recorder(),
+            record=record or cuda_recorder(self.cache.device),
         )
         graphs.record_all()
         self._graphs = graphs
