@@ -68,7 +68,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draws:
-    """What is known of a step's samples before its logits are."""
+    """Settings and random numbers of a step's samples, known before its logits."""
 
     rows: Sequence[Row] = ()
     moved: frozenset[int] = frozenset()

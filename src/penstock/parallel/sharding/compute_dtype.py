@@ -1,9 +1,9 @@
 """Mixed precision of a rank that shares parameters with no other: what FSDP2 computes, without FSDP2.
 
 FSDP2 on one rank copies each unit's parameters into a buffer of the compute dtype, and its gradients into one
-of float32: 4.4 GB a step at 1B, to send them to nobody. Here a module's parameters are cast where its forward
-begins, with a graph, so a gradient is computed in the compute dtype and added up in the parameter's own. The
-numbers are those of FSDP2, bit for bit.
+of float32: 4.4 GB a step at 1B, although no rank receives them. Here a module's parameters are cast where its
+forward begins, with a graph, so a gradient is computed in the compute dtype and added up in the parameter's
+own. The numbers are those of FSDP2, bit for bit.
 
 A module's `forward` is replaced, as in activation_checkpointing.py: names do not change, and a compiled block
 has the casts in its program. The casts of a unit live until its backward pass.
