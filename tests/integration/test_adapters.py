@@ -473,9 +473,12 @@ def test_dora_gives_the_logits_of_peft_merged_or_not(base, tmp_path, kind):
 def logits_of_engine(engine, ids, adapter):
     """Return the logits of all tokens of a prompt."""
     seen, run = [], engine.runner.run
-    engine.runner.run = lambda batch: (
-        seen.append(run(replace(batch, logit_rows=np.arange(len(ids))))) or seen[0]
-    )
+
+    def run_with_all_logits(batch, _settings):
+        seen.append(run(replace(batch, logit_rows=np.arange(len(ids)))))
+        return seen[0]
+
+    engine.runner.run = run_with_all_logits
     engine.add(Request(prompt=tuple(ids.tolist()), max_tokens=1, adapter=adapter))
     engine.step()
     return seen[0].logits

@@ -410,7 +410,7 @@ def test_on_the_null_gpu_a_test_that_fails_in_a_comparison_is_not_computed_and_a
     record = tmp_path / "record"
     paths = os.pathsep.join(map(str, (BENCHMARKS, BENCHMARKS.parent / "src")))
     environment = {**os.environ, "PYTHONPATH": paths, "PENSTOCK_ROWS": str(record)}
-    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
     subprocess.run(
         [sys.executable, "-c", script, tmp_path], env=environment, cwd=tmp_path, timeout=100, check=True
     )
