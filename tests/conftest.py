@@ -1,4 +1,5 @@
-"""For every test: `--update-golden`, and a failure where a test leaves a thread, a process or a file open."""
+"""For every test: what is kept of runs (golden files, seconds), and a failure where one leaves a thread,
+a process or a file open."""
 
 import gc
 import json
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from penstock.core.garbage import freeze_gc, tune_gc
+from tests.seconds import Seconds
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts this in the background ignores Ctrl-C for it and for all that it starts; the
@@ -32,7 +34,6 @@ settings.load_profile("untimed")
 tune_gc()  # collecting the tests takes 7 s so, and 12 s else
 
 GOLDEN = Path(__file__).parent / "golden"
-_LONG = ("e2e", "ranks", "integration", "property")
 _PATIENCE_S = 5.0  # for what is ending already
 _MANY_DESCRIPTORS = 24  # of no file of the test: what libraries open once and keep
 
@@ -49,16 +50,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite tests/golden; review the change as code"
     )
+    parser.addoption("--update-seconds", action="store_true", help="rewrite tests/seconds.json")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Seconds(config.getoption("--update-seconds")), "seconds")
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the folders whose tests take long, so that workers end together; inside, order is random."""
-    items.sort(key=_folder)
-
-
-def _folder(item: pytest.Item) -> int:
-    return next((number for number, name in enumerate(_LONG) if name in item.path.parts), len(_LONG))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the files that take long, so that workers end together; inside a file, order is random."""
+    items.sort(key=config.pluginmanager.get_plugin("seconds").expected, reverse=True)
 
 
 def pytest_collection_finish() -> None:
