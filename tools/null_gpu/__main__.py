@@ -14,11 +14,13 @@ from typing import Any
 
 from penstock.core import clock
 from penstock.core.files import write_atomic
+from tools.filed import RESULTS, complaint, digests, file, newest
 from tools.null_gpu.bounds import TABLE, Table, judge
 from tools.null_gpu.environment import ROOT, TORCH, MissingError, python, variables
-from tools.null_gpu.filed import COUNTS, KIT, RESULTS, complaint, digests, file, newest
 from tools.null_gpu.page import page
 
+COUNTS, KIT = "null-gpu", "null-gpu-kit"
+"""Names of results, before their date."""
 SUBJECTS = (
     ("training", "plain", "compute"),
     ("training", "float8_rowwise", "float8_tensorwise"),
@@ -115,13 +117,14 @@ def check(table: Table) -> int:
 def kit(table: Table, arguments: Sequence[str]) -> int:
     """Run the GPU kit under the null GPU; return its exit code.
 
-    The whole kit notes its sources in the result, so that `--check` knows when they changed.
+    The whole kit, run at once without a failure, notes its sources in the result, so that `--check` knows
+    when they changed.
     """
     sources = digests(ROOT, table.kit_sources)
     command = [str(python()), str(ROOT / "benchmarks" / "gpu.py"), "--out", str(RESULTS), *arguments]
     code = subprocess.run(command, check=False, cwd=ROOT, env=variables()).returncode
     found = newest(RESULTS, KIT)
-    if found is not None and "--rows" not in arguments and "--part" not in arguments:
+    if code == 0 and found is not None and not {"--rows", "--part", "--resume"} & {*arguments}:
         write_atomic(found[0], json.dumps({**found[1], "sources": sources}, indent=1) + "\n")
     return code
 

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tools.filed import changed, complaint, digests, file
 from tools.null_gpu.bounds import TABLE, Bound, Table, judge
-from tools.null_gpu.filed import changed, complaint, digests, file
 from tools.null_gpu.page import page
 from tools.null_gpu.sass import findings, inner_loops, instructions_of
 

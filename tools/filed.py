@@ -1,4 +1,4 @@
-"""Filed results of the null GPU: whether they are younger than the sources that they were counted from."""
+"""Filed results that name their sources: whether they are younger than these."""
 
 import hashlib
 import json
@@ -8,9 +8,7 @@ from typing import Any
 
 from penstock.core.files import write_atomic
 
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
-COUNTS, KIT = "null-gpu", "null-gpu-kit"
-"""Names of results, before their date."""
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 _MOST_NAMED = 5
 
 
@@ -26,7 +24,7 @@ def digests(root: Path, patterns: Sequence[str]) -> dict[str, str]:
             path for path in root.glob(pattern) if path.is_file() and "__pycache__" not in path.parts
         )
         if not paths:
-            raise FileNotFoundError(f"no file is named by {pattern!r} in bounds.toml: correct or remove it")
+            raise FileNotFoundError(f"no file is named by {pattern!r} : correct or remove the pattern")
         for path in paths:
             found[path.relative_to(root).as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     return found
@@ -65,8 +63,8 @@ def complaint(folder: Path, name: str, now: Mapping[str, str], target: str) -> s
     return f"{path} is older than {named}. File it again: make {target}."
 
 
-def file(folder: Path, stem: str, result: Mapping[str, Any], page: str) -> Path:
-    """Write JSON and page; remove earlier ones of the same name; return the path of the JSON."""
+def file(folder: Path, stem: str, result: Mapping[str, Any], page: str = "") -> Path:
+    """Write JSON, and a page if there is one; remove earlier ones of the name; return the JSON."""
     path = folder / f"{stem}.json"
     name = stem[: -len("-2026-11-28")]
     for suffix in ("json", "md"):
@@ -74,5 +72,6 @@ def file(folder: Path, stem: str, result: Mapping[str, Any], page: str) -> Path:
             old.unlink()
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(result, indent=1) + "\n")
-    write_atomic(path.with_suffix(".md"), page)
+    if page:
+        write_atomic(path.with_suffix(".md"), page)
     return path
