@@ -6,7 +6,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 AZURITE := .azurite/node_modules/.bin/azurite-blob
 
-.PHONY: demo test test-fast test-azure test-image image gpu null-gpu null-gpu-kit check format docs setup clean
+.PHONY: demo test test-fast soak image gpu null-gpu null-gpu-kit check format docs setup clean
 
 demo: setup           ## the main job, end to end, on this machine
 	penstock demo
@@ -17,11 +17,8 @@ test: setup           ## every test
 test-fast: setup      ## what a developer runs between edits
 	pytest -n 2 tests/unit tests/property src/penstock
 
-test-azure: setup $(AZURITE)  ## corpora and checkpoints at az://, against a stand-in for it
-	pytest -n 0 tests/azure/check_azure.py
-
-test-image: setup     ## the Containerfile's steps in a fresh Debian, started as any user: minutes and a gigabyte, as root
-	PENSTOCK_TEST_IMAGE=1 pytest -n 0 tests/e2e/test_image.py
+soak: setup $(if $(filter-out azure,$(PART)),,$(AZURITE))  ## what is too long for `make test`, an hour: PART=NAME runs a part of at most 20 minutes
+	python -m tools.soak $(PART)
 
 BUILDER ?= $(shell command -v podman || command -v buildah || command -v docker)
 IMAGE ?= penstock
@@ -54,6 +51,7 @@ check: setup          ## format, lint, types, layers, links
 	python -m tools.reference --check
 	python -m tools.links
 	python -m tools.null_gpu --check
+	python -m tools.soak --check
 	mypy
 
 format: setup

@@ -1,6 +1,6 @@
 """Corpora and checkpoints in a container of Azure's, as Azurite, Microsoft's own stand-in for it, holds them.
 
-`make test-azure` runs this. No other command collects it: the server comes from npm and takes 365 MB.
+`make soak PART=azure` runs this. No other command collects it: the server comes from npm and takes 365 MB.
 """
 
 import base64
@@ -32,7 +32,7 @@ CONTAINER = "corpora"
 @pytest.fixture(scope="module")
 def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server that ends with the tests, with one container."""
-    assert SERVER.exists(), "install it: make test-azure"
+    assert SERVER.exists(), "install it: make .azurite"
     command = [
         str(SERVER), "--silent", "--disableTelemetry", "--skipApiVersionCheck",
         "--inMemoryPersistence", "--blobPort", "0",
