@@ -71,9 +71,11 @@ class StagingBuffer:
         """Give the memory back; at most a piece is waited for."""
         self._is_wanted = False
         self._join()
-        for piece in self._locked:
-            accelerator.unlock_pages(piece, self._device)
-        self._locked, self._buffer = [], torch.empty(0, dtype=torch.uint8)
+        try:
+            for piece in self._locked:
+                accelerator.unlock_pages(piece, self._device)
+        finally:  # a device that failed before refuses
+            self._locked, self._buffer = [], torch.empty(0, dtype=torch.uint8)
 
     def _copy(self, tensor: Tensor, start: int) -> None:
         stop = start + tensor.nbytes

@@ -22,9 +22,9 @@ class EngineCounters:
     schedule_s: float = 0.0
     """Seconds of scheduling and of building batches."""
     run_s: float = 0.0
-    """Seconds of forward passes."""
+    """Seconds of forward passes; on an accelerator, of launching them."""
     draw_s: float = 0.0
-    """Seconds of sampling and verification."""
+    """Seconds of sampling and verification; on an accelerator, with the wait for the step."""
     draft_s: float = 0.0
     """Seconds of drafting."""
     answer_s: float = 0.0

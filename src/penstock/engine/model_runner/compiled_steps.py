@@ -50,7 +50,7 @@ Program = Callable[[Block, Tensor, Rope, HiddenPages], Tensor]
 
 
 def is_wanted(asked: Compile, *, device: torch.device, ranks: int) -> bool:
-    """Return True if steps are compiled: `asked` is "on"; "auto" will mean where it was measured to pay.
+    """Return True if steps are compiled: `asked` is "on".
 
     Raises:
         ConfigError: compilation was requested and is impossible.

@@ -47,6 +47,7 @@ class Runner:
         self.forward: Forward = forward or self._plain
         self._compiled: CompiledSteps | None = None
         self._graphs: DecodeGraphs | None = None
+        self._recorded_rows: Tensor | None = None  # of adapters' new tokens: graphs read them where they lie
         self._is_plain = forward is None
         self._native: NativeDecoder | None = None
         self._is_settled = False  # True once it is known whether the native decoder applies
@@ -137,6 +138,7 @@ class Runner:
         Arguments as in `DecodeGraphs`; `record` None: CUDA's.
         """
         self._graphs = None  # its memory is free before others are recorded
+        self._recorded_rows = self._adapters.new_rows
         graphs = DecodeGraphs(
             self.forward,
             self.model.logits,
