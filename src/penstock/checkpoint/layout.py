@@ -22,6 +22,9 @@ from penstock.nn.linear.adapter_config import AdapterConfig
 FOLDER = "checkpoints"
 INDEX_FILE = "checkpoint.json"
 VERSION = 2
+NUMERICS = 2
+"""Version of the order in which a training step computes. 2: one rank without FSDP2, losses in large chunks,
+SDPA for rows of one document (docs/adr/0069-one-rank-without-fsdp2.md)."""
 _NAME = re.compile(r"step-(\d{8,})")
 _CHECKSUM = "crc32"
 
@@ -59,6 +62,8 @@ class Meta:
     adapter: AdapterConfig | None = None
     """The adapter that the run trains on top of those weights, which are not in its checkpoints; None: all
     weights are trained."""
+    numerics: int = 1
+    """`NUMERICS` of the code that trained it; the first versions did not say."""
     saved_at: str = ""
     """Time of the save: ISO 8601, UTC."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from penstock.checkpoint.layout import Meta
+from penstock.checkpoint.layout import NUMERICS, Meta
 from penstock.checkpoint.saver import RetentionPolicy, Saver
 from penstock.checkpoint.storage import place_in
 from penstock.core import clock
@@ -222,6 +222,7 @@ def prepare_saves(saver: Saver, state: TrainState) -> None:
 def meta_of(state: TrainState, config: TrainConfig, world: World) -> Meta:
     """Return the metadata of a checkpoint: all that a run needs to continue, besides tensors."""
     return Meta(
+        numerics=NUMERICS,
         step=state.step,
         tokens=state.loader.tokens_before(state.step),
         model=config.model,

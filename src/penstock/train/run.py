@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from penstock.checkpoint.layout import name_of, step_of
+from penstock.checkpoint.layout import NUMERICS, name_of, step_of
 from penstock.checkpoint.storage import place_in
 from penstock.core import clock, env, log
 from penstock.core import config as configs
@@ -19,6 +19,7 @@ from penstock.core.files import exclusive
 from penstock.core.signals import StopFlag
 from penstock.core.toml import plain
 from penstock.core.units import flops, plural
+from penstock.data.loader_state import ResumeChange
 from penstock.devices import accelerator
 from penstock.nn.linear.float8 import RECIPES, has_native
 from penstock.obs.meter import Phases, StepMeter, stamps_for
@@ -265,7 +266,7 @@ def _open_logs(
         stack.callback(file.close)
         file(_start_record(state, world, kept, peak))
         _say_changes(kept)
-        for change in state.loader.resume_changes:
+        for change in _resume_changes(state):
             file({"event": "resume_change", **asdict(change)})
         sinks = [file, stack.enter_context(ProgressLine(steps=recipe.run.steps, done=state.step))]
         sinks += _optional_sinks(recipe, state, stack)
@@ -275,6 +276,22 @@ def _open_logs(
     samples = JsonLines(folder / SAMPLES_FOLDER / f"rank-{world.ranks.rank:05d}.jsonl")
     stack.callback(samples.close)
     return sinks, samples
+
+
+def _resume_changes(state: TrainState) -> list[ResumeChange]:
+    """Return what this start does otherwise than the checkpoint that it resumed from."""
+    found = list(state.loader.resume_changes)
+    if state.resumed_numerics != NUMERICS:
+        found.append(
+            ResumeChange(
+                step=state.step,
+                setting="numerics",
+                saved=state.resumed_numerics,
+                told=NUMERICS,
+                applied=True,
+            )
+        )
+    return found
 
 
 def _start_record(state: TrainState, world: World, kept: KeptRecipe, peak: RunPeak) -> Record:

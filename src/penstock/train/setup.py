@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.checkpoint.find import SavedCheckpoint
+from penstock.checkpoint.layout import NUMERICS
 from penstock.checkpoint.load import load_into
 from penstock.checkpoint.load_start import load_new_rows, load_start
 from penstock.checkpoint.resume import agreed, resume
@@ -260,6 +261,7 @@ def restore(state: TrainState, config: TrainConfig, world: World) -> None:
 
     def from_(saved: SavedCheckpoint) -> None:
         meta = continue_from(config, state.loader, saved)
+        state.resumed_numerics = meta.numerics
         if state.adaptive is not None:
             state.adaptive.load_state_dict(meta.adaptive)
         if state.early_stop is not None:
@@ -277,6 +279,15 @@ def restore(state: TrainState, config: TrainConfig, world: World) -> None:
     if saved := resume([SavedCheckpoint(place, name) for name in names], from_):
         told = f"Resumed after step {state.step:,}, from {saved}."
         log.info("resumed step=%d from=%s", state.step, saved, extra={"told": told})
+        if world.is_first and state.resumed_numerics != NUMERICS:
+            log.warning(
+                "numerics=changed before=%d now=%d Another version of Penstock, which computes in another "
+                "order, trained up to step %d. From here on losses may differ in their last digits from what "
+                "they would have been",
+                state.resumed_numerics,
+                NUMERICS,
+                state.step,
+            )
 
 
 def write_identity(config: TrainConfig, loader: Loader) -> KeptRecipe:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from penstock.checkpoint.layout import NUMERICS
 from penstock.checkpoint.tensors import training_tensors
 from penstock.data import Loader
 from penstock.obs.sinks import Record
@@ -67,6 +68,8 @@ class TrainState:
     """Counts what the run uses of its machines; None: not recorded."""
     watch: StepMonitors = field(default_factory=StepMonitors)
     """Monitors of single steps."""
+    resumed_numerics: int = NUMERICS
+    """`NUMERICS` of the code that trained the checkpoint that the run resumed from."""
     tasks: "Evaluated | None" = None
     """Tasks to evaluate during training; None: none."""
 
