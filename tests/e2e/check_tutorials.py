@@ -1,4 +1,4 @@
-"""Pages of docs/tutorials that take minutes, as test_tutorials.py follows the others: `make soak PART=story`."""
+"""Tutorials that take minutes, followed as test_tutorials.py follows the others: `make soak PART=story`."""
 
 import pytest
 
