@@ -178,6 +178,14 @@ def cache_folder() -> Path:
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "penstock"
 
 
+def native_baseline() -> str:
+    """Return the baseline of CPUs that compiled code is for (PENSTOCK_NATIVE_BASELINE); empty: this CPU.
+
+    For tests of other CPUs, such as `x86-64-v3` on one that has AVX-512.
+    """
+    return os.environ.get("PENSTOCK_NATIVE_BASELINE", "")
+
+
 def library_folder() -> Path:
     """Return the folder of shipped libraries: PENSTOCK_LIBRARIES, or `lib/penstock` of this Python."""
     return Path(os.environ.get("PENSTOCK_LIBRARIES") or f"{sys.prefix}/lib/penstock")

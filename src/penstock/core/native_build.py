@@ -19,6 +19,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -61,14 +62,14 @@ def find_compiler(language: str, variable: str, names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Translation unit that becomes a library."""
+    """Translation units that become one library."""
 
     name: str
     """Of its library among those of an image."""
-    text: str
-    """Text of the unit, which includes the sources."""
+    texts: Sequence[str]
+    """Texts of the translation units, which include the sources; they are compiled side by side."""
     suffix: str
-    """Suffix of the unit's file; it tells the compiler the language."""
+    """Suffix of the units' files; it tells the compiler the language."""
     sources: Sequence[Path]
     """Files that it includes, all of one folder, which is an include path."""
     find_compiler: Callable[[], str]
@@ -76,11 +77,11 @@ class Unit:
     variable: str
     """Environment variable that selects another compiler, for messages."""
     flags: Sequence[str]
-    """Compiler flags before the unit, but for those of the CPU."""
+    """Compiler flags of each unit, but for those of the CPU."""
     paths: Sequence[str] = ()
     """Flags with paths of this machine."""
     links: Sequence[str] = ()
-    """Linker flags after the unit."""
+    """Linker flags after the objects."""
     version: str = ""
     """Version of anything else that determines the content, such as headers of another package."""
 
@@ -93,7 +94,8 @@ def library_of(unit: Unit) -> Path:
     """
     if shipped := _shipped(unit):
         return shipped
-    compiler, flags = unit.find_compiler(), [*unit.flags, "-march=native", *unit.paths]
+    target = [flag for baseline in _chosen_baselines() for flag in baseline.flags] or ["-march=native"]
+    compiler, flags = unit.find_compiler(), [*unit.flags, *target, *unit.paths]
     library = _own_folder() / f"{_key(compiler, flags, unit)}.so"
     if not library.is_file():
         with (library.parent / "lock").open("w") as lock:
@@ -131,9 +133,15 @@ def run_build(unit: Unit) -> None:
         sys.exit(str(error))
 
 
+def _chosen_baselines() -> list[Baseline]:
+    """Return the baseline that the environment names instead of this CPU; empty if it names none."""
+    name = env.native_baseline()
+    return baselines_named([name]) if name else []
+
+
 def _shipped_name(unit: Unit, baseline: Baseline) -> str:
     digest = hashlib.sha256()
-    for part in (unit.text, *unit.flags, *baseline.flags, *unit.links, unit.version):
+    for part in (*unit.texts, *unit.flags, *baseline.flags, *unit.links, unit.version):
         digest.update(part.encode() + b"\0")
     _add_sources(digest, unit)
     return f"{unit.name}-{baseline.name}-{digest.hexdigest()[:32]}.so"
@@ -144,7 +152,7 @@ def _shipped(unit: Unit) -> Path | None:
     folder = env.library_folder()
     if not folder.is_dir():
         return None
-    for baseline in baselines_of(env.cpu_features()):
+    for baseline in _chosen_baselines() or baselines_of(env.cpu_features()):
         library = (folder / _shipped_name(unit, baseline)).resolve()
         if not library.is_file():
             continue
@@ -201,7 +209,7 @@ def _key(compiler: str, flags: Sequence[str], unit: Unit) -> str:
             f"{compiler} does not print its version", got=error, fix="Set another compiler."
         ) from error
     digest = hashlib.sha256()
-    parts = "\0".join([*flags, *unit.links, unit.version, unit.text]).encode()
+    parts = "\0".join([*flags, *unit.links, unit.version, *unit.texts]).encode()
     for part in (compiler.encode(), version.stdout, parts):
         digest.update(part + b"\0")
     digest.update(env.cpu_features().encode() or platform.processor().encode())
@@ -215,30 +223,36 @@ def _add_sources(digest: "hashlib._Hash", unit: Unit) -> None:
 
 
 def _compile(compiler: str, flags: Sequence[str], unit: Unit, library: Path) -> None:
-    """Compile the library; its final name appears only when it is complete."""
+    """Compile the units side by side and link them; the final name appears when the library is complete."""
     with TemporaryDirectory(dir=library.parent) as folder:
-        source, made = Path(folder) / f"all{unit.suffix}", Path(folder) / "all.so"
-        source.write_text(unit.text)
-        try:
-            done = subprocess.run(
-                [
-                    *(compiler, *flags, f"-I{unit.sources[0].parent}"),
-                    *(str(source), "-o", str(made), *unit.links),
-                ],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_TIMEOUT_S,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise NotBuilt(
-                "The compiler did not finish", got=error, fix=f"Set {unit.variable} to another."
-            ) from error
-        if done.returncode:
-            raise NotBuilt(
-                "The compiler failed",
-                got=done.stderr.strip()[:2000] or f"status {done.returncode}",
-                fix=f"Set {unit.variable} to another compiler.",
-            )
+        sources = [Path(folder) / f"{number}{unit.suffix}" for number in range(len(unit.texts))]
+        objects = [source.with_suffix(".o") for source in sources]
+        for source, text in zip(sources, unit.texts, strict=True):
+            source.write_text(text)
+        include = f"-I{unit.sources[0].parent}"
+        commands = [
+            [compiler, *flags, include, "-c", str(source), "-o", str(made)]
+            for source, made in zip(sources, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(env.num_cores()) as pool:
+            list(pool.map(lambda command: _run(command, unit), commands))
+        made = Path(folder) / "all.so"
+        _run([compiler, *flags, "-shared", *map(str, objects), "-o", str(made), *unit.links], unit)
         made.rename(library)
+
+
+def _run(command: Sequence[str], unit: Unit) -> None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotBuilt(
+            "The compiler did not finish", got=error, fix=f"Set {unit.variable} to another."
+        ) from error
+    if done.returncode:
+        raise NotBuilt(
+            "The compiler failed",
+            got=done.stderr.strip()[:2000] or f"status {done.returncode}",
+            fix=f"Set {unit.variable} to another compiler.",
+        )

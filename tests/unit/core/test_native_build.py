@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core import env
+from penstock.core.errors import UsageError
 from penstock.core.native_baselines import BASELINES, baselines_named, baselines_of
 from penstock.core.native_build import NotBuilt, Unit, build_ahead, find_compiler, library_of
 
@@ -32,12 +33,12 @@ def shipped(tmp_path, monkeypatch):
     source.write_text("int seven(void) { return 7; }\n")
     unit = Unit(
         name="numbers",
-        text='#include "seven.c"\n',
+        texts=['#include "seven.c"\n', "int eight(void) { return 8; }\n"],
         suffix=".c",
         sources=[source],
         find_compiler=lambda: find_compiler("C", "CC", ["cc"]),
         variable="CC",
-        flags=("-O2", "-fPIC", "-shared"),
+        flags=("-O2", "-fPIC"),
     )
     folder = tmp_path / "lib"
     for baseline in BASELINES:
@@ -54,7 +55,19 @@ def test_the_best_library_that_the_cpu_can_run_is_loaded(shipped, monkeypatch):
         library = library_of(unit)
         assert library.parent == folder
         assert library.name.startswith(f"numbers-{baseline.name}-")
-    assert ctypes.CDLL(str(library)).seven() == 7  # compiled for the oldest
+    loaded = ctypes.CDLL(str(library))  # compiled for the oldest
+    assert (loaded.seven(), loaded.eight()) == (7, 8)
+
+
+def test_a_named_baseline_comes_before_the_best_one(shipped, monkeypatch):
+    unit, _ = shipped
+    best = next(iter(BASELINES))
+    monkeypatch.setattr(env, "cpu_features", lambda: f"flags : {' '.join(best.needs)}")
+    monkeypatch.setenv("PENSTOCK_NATIVE_BASELINE", OLDEST.name)
+    assert library_of(unit).name.startswith(f"numbers-{OLDEST.name}-")
+    monkeypatch.setenv("PENSTOCK_NATIVE_BASELINE", "x86-64-v5")
+    with pytest.raises(UsageError, match="no such baseline"):
+        library_of(unit)
 
 
 def test_a_cpu_older_than_all_of_them_gets_none(shipped, monkeypatch):

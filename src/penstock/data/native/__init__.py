@@ -17,7 +17,7 @@ from penstock.core.native_build import NotBuilt, Unit, find_compiler, library_of
 log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent
-FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared")
+FLAGS = ("-std=gnu11", "-O3", "-fPIC")
 _INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _FUNCTIONS = {
     "penstock_count_spans": [_POINTER, _POINTER, _POINTER, _INT],
@@ -45,7 +45,7 @@ def unit() -> Unit:
     sources = sorted(SOURCES.glob("*.c"))
     return Unit(
         name="loops",
-        text="".join(f'#include "{source.name}"\n' for source in sources),
+        texts=["".join(f'#include "{source.name}"\n' for source in sources)],
         suffix=".c",
         sources=sources,
         find_compiler=partial(find_compiler, "C", "CC", ["cc", "gcc", "clang"]),

@@ -12,7 +12,7 @@ import torch
 from penstock.core.native_build import NotBuilt, Unit, find_compiler, library_of
 
 SOURCES = Path(__file__).parent
-FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 __all__ = ["NotBuilt", "built_library", "unit"]
 
 
@@ -30,7 +30,7 @@ def unit() -> Unit:
     root = Path(torch.__file__).parent
     return Unit(
         name="operators",
-        text="".join(f'#include "{source.name}"\n' for source in _sources() if source.suffix == ".cpp"),
+        texts=["".join(f'#include "{source.name}"\n' for source in _sources() if source.suffix == ".cpp")],
         suffix=".cpp",
         sources=_sources(),
         find_compiler=_compiler,
