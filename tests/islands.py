@@ -6,7 +6,7 @@ import math
 import torch
 from torch.distributed.tensor import DTensor
 
-from penstock.parallel.slices import detached_local
+from penstock.nn.dtensor import detached_local
 from penstock.testing.corpora import write_corpus
 from penstock.testing.training import records_of
 from penstock.train.data_setup import train_loader

@@ -7,9 +7,9 @@ import torch
 from tests.peft_loop import folder_of
 from transformers import Qwen3Config
 
+from penstock.nn.dtensor import detached_local
 from penstock.parallel import apply as apply_module
 from penstock.parallel.apply import compile_blocks
-from penstock.parallel.slices import detached_local
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of

@@ -9,7 +9,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn.init import init_weights
-from penstock.parallel.sharding.fsdp import ReduceWhole, has_work, shard
+from penstock.parallel.apply import has_work
+from penstock.parallel.sharding.fsdp import ReduceWhole, shard
 from penstock.testing.ranks import on_ranks
 
 SHAPE = LlamaConfig(

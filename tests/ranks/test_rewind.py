@@ -10,9 +10,9 @@ import pytest
 
 from penstock.core.signals import StopFlag
 from penstock.launch import local as local_run
+from penstock.nn.dtensor import detached_local
 from penstock.obs.sinks.jsonl import read_records
 from penstock.parallel.layout import ParallelConfig
-from penstock.parallel.slices import detached_local
 from penstock.testing.corpora import write_corpus
 from penstock.train.data_setup import train_loader
 from penstock.train.guard import StepGuard

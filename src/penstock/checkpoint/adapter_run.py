@@ -30,7 +30,7 @@ from penstock.models.llama.model import Llama
 from penstock.nn.linear.adapter_config import OUTPUT_MATRIX, AdapterConfig
 from penstock.nn.linear.lora import Adapter, RoundedProduct, is_of_adapter
 from penstock.nn.new_rows import is_new_rows, put_new_rows
-from penstock.nn.unfilled import on_cpu, unfilled
+from penstock.nn.unfilled import on_device, unfilled
 
 
 def base_weights(meta: Meta, *, of: object) -> StartWeights:
@@ -121,7 +121,7 @@ def open_merged(
     """
     with unfilled():
         network: nn.Module = FAMILIES[model.model_type](model)
-    network = on_cpu(network)
+    network = on_device(network)
     state = network.state_dict()
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     fill_start(start, {name: (whole(t.shape), t) for name, t in state.items()}, shapes)

@@ -12,7 +12,7 @@ from penstock.core.boxes import Box
 from penstock.core.files import TOKENIZER_FILE
 from penstock.models import FAMILIES
 from penstock.models.llama.tensor_slices import ALONE, Slice, TensorParallelRank, slice_of, sliced_config
-from penstock.nn.unfilled import on_cpu, unfilled
+from penstock.nn.unfilled import on_device, unfilled
 
 
 def open_model(
@@ -38,7 +38,7 @@ def open_model(
     whole = index.meta.model
     with unfilled():
         model: nn.Module = FAMILIES[whole.model_type](sliced_config(whole, place))
-    model = on_cpu(model)
+    model = on_device(model)
     parts = {
         name: (_box(slice_of(name, whole, place), tuple(tensor.shape)), tensor)
         for name, tensor in model.state_dict().items()

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from penstock.core.boxes import Box, whole
 from penstock.core.errors import CheckpointError
+from penstock.nn.dtensor import is_dtensor
+from penstock.nn.init import held_box
 
 MODEL, OPTIMIZER = "model.", "optimizer."
 
@@ -35,7 +37,7 @@ def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     parameters, which are read again from where the run started.
     """
     if not optimizer.state:
-        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict  # as below
+        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict  # a second
 
         get_optimizer_state_dict(model, optimizer)  # creates the moments that the first step would create
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
@@ -69,12 +71,8 @@ def held(name: str, tensor: Tensor) -> tuple[Box, Tensor]:
     Raises:
         CheckpointError: its layout is not made of shards and replicas.
     """
-    from torch.distributed.tensor import DTensor  # a third of a second, which opening a model does without
-
-    from penstock.nn.init import held_box
-
     data = tensor.detach()
-    if not isinstance(data, DTensor):
+    if not is_dtensor(data):
         return whole(data.shape), data
     local = data.to_local()
     try:

@@ -19,6 +19,9 @@ def work_of(spec: RunSpec) -> Callable[[], int]:
     env.silence_torch()
     import penstock.train.planning.auto
     import penstock.train.run  # noqa: F401 - torch
+    from penstock.parallel.apply import import_sharing
+
+    import_sharing()
 
     env.set_variables({env.NODES: str(spec.nodes) if spec.nodes.is_elastic else ""})
     verb, *words = spec.command

@@ -63,6 +63,9 @@ def run_recipe(arguments: argparse.Namespace, *, tunes: bool) -> int:
     if arguments.processes == 1 and (ranks().world_size > 1 or not config.outer.min_islands):
         code = _ended(train_here(config, flag, plan))
         return code if ranks().world_size == 1 else _leave(code)
+    from penstock.parallel.apply import import_sharing
+
+    import_sharing()
     outcome = run_processes(
         lambda: _ended(train_here(config, flag, plan)),
         _with_traceback if arguments.debug else explain,

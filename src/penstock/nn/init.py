@@ -19,11 +19,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 
 from penstock.core.boxes import AxisShard, Box, cut_box, whole
 from penstock.core.rng import key_of
+from penstock.nn.dtensor import is_dtensor, local
 from penstock.nn.linear.lora import adapted_layers
 
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -53,7 +52,7 @@ def init_weights(model: nn.Module, *, seed: int) -> None:
     assert isinstance(model, HasInitialStd), type(model)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
-            _local(parameter).fill_(0.0 if name.endswith("bias") else 1.0)
+            local(parameter).fill_(0.0 if name.endswith("bias") else 1.0)
         else:
             fill_normal(parameter, key_of(seed, "init", name), std=model.initial_std(name))
 
@@ -68,13 +67,13 @@ def init_adapters(model: nn.Module, *, seed: int) -> None:
     for name, layer in adapted_layers(model):
         a = layer.get_parameter("lora_a")
         fill_uniform(a, key_of(seed, "init", f"{name}.lora_a"), limit=1 / math.sqrt(layer.in_features))
-        _local(layer.get_parameter("lora_b")).zero_()
+        local(layer.get_parameter("lora_b")).zero_()
 
 
 @torch.no_grad()
 def fill_uniform(parameter: Tensor, key: int, *, limit: float) -> None:
     """Fill a tensor, or this rank's shard of it, with uniform values from -`limit` to `limit`."""
-    flat = _local(parameter).view(-1)
+    flat = local(parameter).view(-1)
     for some, index in element_indices(parameter):
         share = (_shift(keyed_bits(index, key), 11).double() + 0.5) / 2**53
         flat[some] = ((2 * share - 1) * limit).to(flat.dtype)
@@ -83,20 +82,20 @@ def fill_uniform(parameter: Tensor, key: int, *, limit: float) -> None:
 @torch.no_grad()
 def fill_normal(parameter: Tensor, key: int, *, std: float) -> None:
     """Fill a tensor, or this rank's shard of it, with normal values truncated at 3 `std`."""
-    flat = _local(parameter).view(-1)
+    flat = local(parameter).view(-1)
     for some, index in element_indices(parameter):
         flat[some] = (normal(index, key) * std).to(flat.dtype)
 
 
 def element_indices(parameter: Tensor) -> Iterator[tuple[slice, Int64[Tensor, "n"]]]:
     """Yield slices of this rank's flat shard, and the index of each of their elements in the whole tensor."""
-    local = _local(parameter)
+    here = local(parameter)
     offset, shape = held_box(parameter)
-    assert local.is_contiguous() and tuple(local.shape) == shape, (local.stride(), local.shape, shape)  # noqa: PT018
-    chunk = _CHUNK if local.device.type == "cpu" else _CHUNK_ON_GPU
-    for start in range(0, local.numel(), chunk):
-        stop = min(start + chunk, local.numel())
-        counter = torch.arange(start, stop, device=local.device)
+    assert here.is_contiguous() and tuple(here.shape) == shape, (here.stride(), here.shape, shape)  # noqa: PT018
+    chunk = _CHUNK if here.device.type == "cpu" else _CHUNK_ON_GPU
+    for start in range(0, here.numel(), chunk):
+        stop = min(start + chunk, here.numel())
+        counter = torch.arange(start, stop, device=here.device)
         index = _global_index(counter, shape, offset=offset, full=tuple(parameter.shape))
         yield slice(start, stop), index
 
@@ -137,10 +136,6 @@ def _signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-def _local(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
 def _global_index(
     counter: Tensor, shape: tuple[int, ...], *, offset: tuple[int, ...], full: tuple[int, ...]
 ) -> Tensor:
@@ -160,8 +155,11 @@ def held_box(tensor: Tensor) -> Box:
     Raises:
         TypeError: the tensor has a placement other than shard or replicate.
     """
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         return whole(tensor.shape)
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
     mesh, cuts = tensor.device_mesh, []
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, mesh

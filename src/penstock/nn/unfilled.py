@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from penstock.nn.dtensor import is_dtensor
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -29,15 +31,21 @@ def unfilled() -> Iterator[None]:
         yield
 
 
-def on_cpu(model: Model) -> Model:
-    """Move an unfilled model to the CPU, in place, and return it; its values are whatever is in memory.
+def on_device(model: Model, device: torch.device | str = "cpu") -> Model:
+    """Move an unfilled model to a device, in place, and return it; its values are whatever is in memory.
 
     >>> with unfilled():
     ...     layer = torch.nn.Linear(2, 3)
-    >>> on_cpu(layer).weight.device.type, tuple(layer.weight.shape)
+    >>> on_device(layer).weight.device.type, tuple(layer.weight.shape)
     ('cpu', (3, 2))
     """
-    model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))  # type: ignore[no-untyped-call]
+
+    def empty(tensor: Tensor) -> Tensor:
+        if is_dtensor(tensor):
+            return torch.empty_like(tensor, device=device)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+
+    model._apply(empty)  # type: ignore[no-untyped-call]
     return model
 
 

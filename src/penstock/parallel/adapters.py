@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
 from penstock.core.boxes import whole
+from penstock.nn.dtensor import detached_local, local
 from penstock.nn.init import held_box
 from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.nn.linear.lora import (
@@ -32,7 +33,6 @@ from penstock.nn.linear.lora import (
 )
 from penstock.nn.new_rows import add_new_rows
 from penstock.parallel.collectives import CollectiveGroup, all_reduce, gather, scatter_sum, sum_gradient
-from penstock.parallel.slices import detached_local, local
 from penstock.parallel.tensor import ColumnLinear, RowLinear, SharedHeadLinear
 from penstock.parallel.vocab_parallel import SlicedOutputWithAdapter, add_sliced_new_rows
 
@@ -176,11 +176,6 @@ def fill_rounded(product: RoundedProduct, matrix: Tensor) -> None:
 
 def _has_part_of_rows(product: RoundedProduct) -> bool:
     return not product.is_int4 and held_box(product.like).sizes[1] < product.like.shape[1]
-
-
-def frozen(model: nn.Module) -> set[nn.Parameter]:
-    """Return the parameters that are not learned."""
-    return {parameter for parameter in model.parameters() if not parameter.requires_grad}
 
 
 @torch.no_grad()

@@ -7,31 +7,31 @@ one unit. On a rank that shares parameters with no other, nothing is gathered, a
 Blocks are compiled one by one, not the model: they are alike, so one program serves all, and the hooks that
 gather and free a block's parameters stay outside of it. As in `recompute`, a block's `forward` is replaced,
 so names do not change. Programs are cached on disk for later runs.
+
+A parallelism is imported where it is used: FSDP2, DTensors and pipelines take seconds to import.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from penstock.core.env import cache_folder, set_compiled_programs
+from penstock.nn.dtensor import local
 from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.nn.linear.float8 import RECIPES, Float8TrainingLinear, Multiply, Recipe, has_native
 from penstock.parallel.activation_checkpointing import recompute
 from penstock.parallel.activation_checkpointing_plan import Mode
-from penstock.parallel.adapters import add_adapters, frozen
 from penstock.parallel.config import NOT_COMPILED, CompileConfig
-from penstock.parallel.context import spread_context
 from penstock.parallel.layout import ParallelConfig
 from penstock.parallel.mesh import Mesh
-from penstock.parallel.pipeline import Pipeline, keep_stages, stages_of
 from penstock.parallel.sharding.compute_dtype import compute_blocks_in, compute_in
-from penstock.parallel.sharding.fsdp import has_work, shard
-from penstock.parallel.slices import local
-from penstock.parallel.tensor import ColumnLinear, RowLinear, slice_blocks
-from penstock.parallel.vocab_parallel import finish_with_slices, slice_vocabulary
+
+if TYPE_CHECKING:
+    from penstock.parallel.pipeline import Pipeline
 
 
 class ParallelModel(NamedTuple):
@@ -39,8 +39,10 @@ class ParallelModel(NamedTuple):
 
     stages: list[nn.Module]
     """The model, or this rank's pipeline stages; each an FSDP root where parameters are shared."""
-    pipeline: Pipeline | None
+    pipeline: "Pipeline | None"
     """Runs the stages; None: every rank has all blocks."""
+    shares: bool
+    """True if FSDP2 gathers, reduces or moves the parameters."""
 
 
 def apply(
@@ -66,6 +68,8 @@ def apply(
     """
     _keep_part(model, mesh, config)
     if adapter is not None:
+        from penstock.parallel.adapters import add_adapters
+
         slices = mesh.state["tensor"] if mesh.layout.tensor > 1 else None
         add_adapters(model, adapter, slices, dtype=adapter_dtype)
     if linear != "compute":
@@ -74,26 +78,52 @@ def apply(
     _wrap_blocks(model, modes, compiled, casts_to=None if shares else compute_dtype)
     stages = {0: model}
     if mesh.layout.pipeline > 1:
+        from penstock.parallel.pipeline import stages_of
+
         stages = stages_of(model, mesh.pipeline, per_rank=config.stages_per_rank)
     for stage in stages.values():
         if mesh.layout.tensor > 1:
+            from penstock.parallel.vocab_parallel import finish_with_slices
+
             finish_with_slices(stage, mesh.state["tensor"])
-        if not shares:
+        if shares:
+            _shard(stage, mesh, config, compute_dtype)
+        else:
             compute_in(stage, compute_dtype, without=cast(nn.ModuleList, stage.layers))
-            continue
-        shard(
-            stage,
-            mesh.data,
-            compute_dtype=compute_dtype,
-            reshard_after_forward=config.reshard_after_forward if mesh.num_shards > 1 else True,
-            offload=config.offload,
-            leave=frozen(stage) if mesh.keeps_frozen_whole else (),
-        )
     if mesh.layout.pipeline == 1:
-        return ParallelModel([model], None)
+        return ParallelModel([model], None, shares)
+    from penstock.parallel.pipeline import Pipeline
+
     pipeline = Pipeline(stages, mesh.pipeline, slices=mesh.layout.tensor, dtype=compute_dtype)
     model.forward = pipeline.forward  # a plain call, for validation, passes through all stages
-    return ParallelModel([*stages.values()], pipeline)
+    return ParallelModel([*stages.values()], pipeline, shares)
+
+
+def has_work(mesh: DeviceMesh, *, offload: bool) -> bool:
+    """True if FSDP2 has anything to gather, reduce or move; compute_dtype.py casts without it."""
+    return mesh.size() > 1 or offload
+
+
+def import_sharing() -> None:
+    """Import what ranks that share parameters need: once, before a process forks them."""
+    import torch._dynamo  # FSDP2's hooks ask it whether they are to be skipped
+
+    import penstock.parallel.ethernet.scheduler
+    import penstock.parallel.sharding.fsdp_waits  # noqa: F401
+
+
+def _shard(stage: nn.Module, mesh: Mesh, config: ParallelConfig, compute_dtype: torch.dtype) -> None:
+    from penstock.parallel.sharding.fsdp import shard
+
+    frozen = {parameter for parameter in stage.parameters() if not parameter.requires_grad}
+    shard(
+        stage,
+        mesh.data,
+        compute_dtype=compute_dtype,
+        reshard_after_forward=config.reshard_after_forward if mesh.num_shards > 1 else True,
+        offload=config.offload,
+        leave=frozen if mesh.keeps_frozen_whole else (),
+    )
 
 
 def _would_cast_often(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) -> bool:
@@ -121,11 +151,18 @@ def _wrap_blocks(
 def _keep_part(model: nn.Module, mesh: Mesh, config: ParallelConfig) -> None:
     """Keep this rank's stages, slices of matrices and slice of each row of a model, in place."""
     if mesh.layout.pipeline > 1:
+        from penstock.parallel.pipeline import keep_stages
+
         keep_stages(model, mesh.pipeline, per_rank=config.stages_per_rank)
     if mesh.layout.tensor > 1:
+        from penstock.parallel.tensor import slice_blocks
+        from penstock.parallel.vocab_parallel import slice_vocabulary
+
         slice_blocks(model, mesh.state["tensor"])
         slice_vocabulary(model, mesh.state["tensor"])
     if mesh.layout.context > 1:
+        from penstock.parallel.context import spread_context
+
         spread_context(model, mesh.context, rule=config.context_rule)
 
 
@@ -167,5 +204,5 @@ def multiply_in_8_bits(model: nn.Module, recipe: Recipe, *, native: bool) -> Non
                 continue
         if type(module) is nn.Linear:
             module.__class__ = Float8TrainingLinear
-        if isinstance(module, Float8TrainingLinear | ColumnLinear | RowLinear):
+        if isinstance(module, nn.Linear) and hasattr(module, "multiply"):  # also tensor-parallel ones
             module.multiply = multiply

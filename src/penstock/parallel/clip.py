@@ -11,7 +11,8 @@ from collections.abc import Iterable
 import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+
+from penstock.nn.dtensor import is_dtensor, local
 
 
 @torch.no_grad()
@@ -27,7 +28,7 @@ def squared_norm(
     found = [(p.grad, 2 if p is twice else 1) for p in parameters if p.grad is not None]
     if not found:
         return torch.zeros(1, dtype=torch.float64, device=device)
-    norms = torch.stack(torch._foreach_norm([_local(gradient) for gradient, _ in found])).double()
+    norms = torch.stack(torch._foreach_norm([local(gradient) for gradient, _ in found])).double()
     copies = [num_copies(gradient) * n for gradient, n in found]
     if all(n == 1 for n in copies):  # nothing is uploaded
         return norms.dot(norms)[None].to(device)
@@ -48,11 +49,7 @@ def divisor(norm: float, largest: float) -> float:
 
 def num_copies(gradient: Tensor) -> int:
     """Return the number of ranks with the same elements as this one; 1 for a plain tensor."""
-    if not isinstance(gradient, DTensor):
+    if not is_dtensor(gradient):
         return 1
     placements = zip(gradient.placements, gradient.device_mesh.shape, strict=True)
     return math.prod(size for placement, size in placements if placement.is_replicate())
-
-
-def _local(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -26,9 +26,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
 from penstock.core import clock
+from penstock.nn.dtensor import local
 from penstock.parallel.exposed_comm import BLOCKED, waiting
 from penstock.parallel.layout import blocks_of
-from penstock.parallel.slices import local
 
 Inputs = Mapping[str, Any]
 """Arguments of the model's forward for one micro-batch, by name."""

@@ -5,18 +5,21 @@ plain tensor of its own slice.
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
-from torch.distributed.tensor.placement_types import _StridedShard
 
+from penstock.nn.dtensor import is_dtensor
 from penstock.parallel.collectives import group_of
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import Placement
 
 
 def become(
-    module: nn.Module, sliced: type[nn.Module], mesh: DeviceMesh, placements: Mapping[str, Placement]
+    module: nn.Module, sliced: type[nn.Module], mesh: DeviceMesh, placements: "Mapping[str, Placement]"
 ) -> None:
     """Turn a module into one of a subclass, in place, with its parameters on a one-axis mesh.
 
@@ -27,6 +30,8 @@ def become(
         sliced: a subclass of the module's class with its own forward.
         placements: by parameter name; parameters that the module does not have are ignored.
     """
+    from torch.distributed.tensor import distribute_tensor
+
     assert issubclass(sliced, type(module)), (sliced, type(module))
     module.__class__ = sliced
     module.group = group_of(mesh)  # type: ignore[assignment]  # not a module or tensor
@@ -37,24 +42,16 @@ def become(
             module.register_parameter(name, nn.Parameter(placed, requires_grad=parameter.requires_grad))
 
 
-def local(parameter: Tensor) -> Tensor:
-    """Return this rank's slice as a plain tensor, with gradients."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
-def detached_local(tensor: Tensor) -> Tensor:
-    """Return this rank's slice, detached; writing to it writes to the tensor."""
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
-
-
 def like(parameter: Tensor, here: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return a tensor sharded like `parameter`, with `here` as this rank's slice.
 
     Args:
         shape: shape of the whole tensor.
     """
-    if not isinstance(parameter, DTensor):
+    if not is_dtensor(parameter):
         return here
+    from torch.distributed.tensor import DTensor
+
     strides = torch.empty(shape, device="meta").stride()
     whole = DTensor.from_local(
         here,
@@ -69,7 +66,10 @@ def like(parameter: Tensor, here: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def sharded_axes(parameter: Tensor) -> tuple[int, ...]:
     """Return the mesh axes over which a parameter is sharded, without those of one rank."""
-    if not isinstance(parameter, DTensor):
+    if not is_dtensor(parameter):
         return ()
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
     cut = (isinstance(p, Shard | _StridedShard) for p in parameter.placements)
     return tuple(axis for axis, is_cut in enumerate(cut) if is_cut and parameter.device_mesh.size(axis) > 1)

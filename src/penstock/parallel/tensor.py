@@ -26,10 +26,11 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.nn import functional
 
 from penstock.nn.attention import Attend, GroupedQueryAttention, LayerCache, Rope
+from penstock.nn.dtensor import local
 from penstock.nn.mlp import SwiGLU
 from penstock.nn.norm import RMSNorm
 from penstock.parallel.collectives import CollectiveGroup, gather, scatter_sum, sum_gradient
-from penstock.parallel.slices import become, local
+from penstock.parallel.slices import become
 
 _SHARED = ("key", "value")
 _BY_OUTPUT = ("query", *_SHARED, "gate", "up")

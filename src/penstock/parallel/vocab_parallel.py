@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
+from penstock.nn.dtensor import local
 from penstock.nn.head import OutputHead
 from penstock.nn.linear.lora import Adapter
 from penstock.nn.new_rows import NEW_ROWS, EmbeddingWithNewRows, OutputWithNewRows, joined, look_up
@@ -26,7 +27,7 @@ from penstock.parallel.collectives import (
     scatter_sum,
     sum_gradient,
 )
-from penstock.parallel.slices import become, local
+from penstock.parallel.slices import become
 
 
 class SlicedEmbedding(nn.Embedding):

@@ -11,7 +11,10 @@ import torch
 
 from penstock.launch.local import JobOutcome, run
 from penstock.netlab.hosts import Hosts
+from penstock.parallel.apply import import_sharing
 from penstock.parallel.mesh import World, join
+
+import_sharing()
 
 T = TypeVar("T")
 Start = Callable[[Callable[[], int], Callable[[BaseException], tuple[str, int]]], JobOutcome]

@@ -46,7 +46,7 @@ from penstock.models.llama.model import Llama
 from penstock.nn.linear.adapter_config import ATTENTION, MLP, OUTPUT_MATRIX, AdapterConfig
 from penstock.nn.linear.lora import adapter_shapes, is_of_adapter, rounded_by_block
 from penstock.nn.new_rows import NEW_ROWS, put_new_rows
-from penstock.nn.unfilled import unfilled
+from penstock.nn.unfilled import on_device, unfilled
 from penstock.parallel.mesh import World, broadcast
 from penstock.parallel.slices import like
 from penstock.train.recipe.config import TrainConfig
@@ -306,7 +306,7 @@ def _empty_model(config: TrainConfig, world: World, *, copies: int) -> Llama:
             got=mib(free),
             fix="Train on more ranks or with smaller rows; or leave [samples] and [evaluate] out.",
         )
-    return model.to_empty(device=world.device).eval()
+    return on_device(model, world.device).eval()
 
 
 def _boxes_of_ranks(names: Sequence[str], mine: Mapping[str, Box], world: World) -> Tensor:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,9 +27,11 @@ from penstock.train.optim.learning_rate import learning_rate
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.planned_changes import micro_batch_sizes, micro_rows
 from penstock.train.record import MixtureLog, step_record
-from penstock.train.samples import PromptSamples
 from penstock.train.state import TrainState
 from penstock.train.step import ControlFlags, StepResult, train_step
+
+if TYPE_CHECKING:
+    from penstock.train.samples import PromptSamples
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +45,7 @@ def train(
     stop_requested: Callable[[], bool],
     sinks: Sequence[Sink],
     on_batch: Callable[[DeviceBatch, int], None],
-    samples: PromptSamples | None = None,
+    samples: "PromptSamples | None" = None,
 ) -> bool:
     """Train until the last step or a request to stop; return whether the run is finished.
 
@@ -145,7 +148,11 @@ def evaluate_tasks(
 
 
 def answer_samples(
-    samples: PromptSamples | None, state: TrainState, config: TrainConfig, world: World, sinks: Sequence[Sink]
+    samples: "PromptSamples | None",
+    state: TrainState,
+    config: TrainConfig,
+    world: World,
+    sinks: Sequence[Sink],
 ) -> None:
     """Answer the prompts, if there are any, and send the record; every rank must call it."""
     state.watch.doing("samples", step=state.step)

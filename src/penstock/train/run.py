@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,6 @@ from penstock.obs.sinks.wandb import WeightsAndBiases
 from penstock.parallel.activation_checkpointing_plan import multiplied_again
 from penstock.parallel.flight_recorder import TrafficMeter
 from penstock.parallel.mesh import World, is_of_lost_peer, join
-from penstock.parallel.sharding.fsdp_waits import count_blocked
 from penstock.train.control.listener import Control
 from penstock.train.data_setup import checkpoints
 from penstock.train.device_hours import DeviceHours
@@ -51,11 +51,13 @@ from penstock.train.planning.memory import recompute_modes
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.record import sample_log
 from penstock.train.rewind import go_back, leave_out
-from penstock.train.samples import open_samples
 from penstock.train.setup import open_state, write_identity
 from penstock.train.starts import KeptRecipe
 from penstock.train.state import TrainState
 from penstock.train.tune.corpus_pass import PassStopped
+
+if TYPE_CHECKING:
+    from penstock.train.samples import PromptSamples
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +152,7 @@ def _train(recipe: TrainConfig, flag: StopFlag, world: World, hours: DeviceHours
             stop_requested=partial(_stop_requested, flag, state.watch),
             sinks=sinks,
             on_batch=sample_log(log_of_samples),
-            samples=open_samples(recipe, world),
+            samples=_samples(recipe, world),
         )
     if world.is_first and finished:
         _say_finished(recipe, state)
@@ -161,6 +163,14 @@ def _train(recipe: TrainConfig, flag: StopFlag, world: World, hours: DeviceHours
             extra={"told": f"Stopped on request after step {state.step:,}. Run the same command to go on."},
         )
     return finished
+
+
+def _samples(recipe: TrainConfig, world: World) -> "PromptSamples | None":
+    if not recipe.samples.every:
+        return None
+    from penstock.train.samples import open_samples  # with the engine, which takes half a second
+
+    return open_samples(recipe, world)
 
 
 def _say_finished(recipe: TrainConfig, state: TrainState) -> None:
@@ -376,7 +386,11 @@ def _say_peak(peak: RunPeak, world: World) -> None:
 
 def _meter(recipe: TrainConfig, state: TrainState, world: World, peak: RunPeak) -> StepMeter:
     waits = world.device.type == "cpu" and world.ranks.world_size > 1
-    blocked = count_blocked(state.model, num_shards=state.mesh.num_shards) if waits else lambda: 0.0
+    blocked: Callable[[], float] = lambda: 0.0  # noqa: E731
+    if waits:
+        from penstock.parallel.sharding.fsdp_waits import count_blocked
+
+        blocked = count_blocked(state.model, num_shards=state.mesh.num_shards)
     return StepMeter(
         flops_per_token=recipe.model.flops_per_token,
         peak_flops=peak.flops,

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +31,9 @@ from penstock.models.llama.config import LlamaConfig
 from penstock.nn.init import init_adapters, init_weights
 from penstock.nn.linear.lora import is_of_adapter, rounded_by_block
 from penstock.nn.new_rows import is_new_rows
-from penstock.nn.unfilled import unfilled
-from penstock.parallel.adapters import fill_rounded, measure_magnitudes, room_for
+from penstock.nn.unfilled import on_device, unfilled
 from penstock.parallel.apply import ParallelModel, apply
-from penstock.parallel.ethernet.quantized_gather import encode_gathers
-from penstock.parallel.ethernet.scheduler import Ethernet
+from penstock.parallel.ethernet.unshared import Unshared
 from penstock.parallel.layout import layout_of
 from penstock.parallel.mesh import Mesh, World, broadcast, make_mesh
 from penstock.text.companions import companions_of, with_end_ids
@@ -54,8 +53,6 @@ from penstock.train.data_setup import (
 )
 from penstock.train.early_stop import EarlyStop
 from penstock.train.guard import StepGuard
-from penstock.train.islands.checkpoint import load_as_one, load_islands
-from penstock.train.islands.outer_optimizer import Outer
 from penstock.train.optim.optimizer import Optimizer, build_optimizer
 from penstock.train.optim.weight_storage import STORAGES
 from penstock.train.planning.memory import recompute_modes
@@ -72,6 +69,9 @@ from penstock.train.tune.choose import (
 )
 from penstock.train.tune.corpus_pass import Pass
 from penstock.train.turn_ends import turn_ends
+
+if TYPE_CHECKING:
+    from penstock.parallel.ethernet.scheduler import Ethernet
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +99,10 @@ def build_model(config: TrainConfig, world: World, mesh: Mesh) -> tuple[nn.Modul
         adapter=config.adapter,
         adapter_dtype=stored,
     )
-    model.to_empty(device="cpu" if config.parallel.offload else world.device)
+    on_device(model, "cpu" if config.parallel.offload else world.device)
     if mesh.num_shards > 1 and config.ethernet.gather != config.compute:
+        from penstock.parallel.ethernet.quantized_gather import encode_gathers
+
         encode_gathers(model, config.ethernet.gather)
     if not config.run.start_from:
         init_weights(model, seed=config.run.seed)
@@ -150,6 +152,8 @@ def start_weights(
         load_start(start, wanted)
         load_new_rows(start, new_rows)
         for rounded in rounded_by_block(model):
+            from penstock.parallel.adapters import fill_rounded, room_for
+
             rooms = {name: room_for(product, world.device) for name, product in rounded.items()}
             load_start(start, rooms)
             for name, product in rounded.items():
@@ -161,7 +165,10 @@ def start_weights(
 
     if (failure := agreed(load)) is not None:
         raise failure
-    measure_magnitudes(model, _masters(optimizer, dict(model.named_parameters())))
+    if config.adapter is not None:
+        from penstock.parallel.adapters import measure_magnitudes
+
+        measure_magnitudes(model, _masters(optimizer, dict(model.named_parameters())))
 
 
 def _masters(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
@@ -213,13 +220,7 @@ def open_state(
     check_supply(config, loader)
     check_tokenizers(loader, start_from=config.run.start_from)
     model, spread = build_model(config, world, mesh)
-    ethernet = Ethernet(
-        spread.stages,
-        mesh,
-        config.ethernet,
-        compute_dtype=getattr(torch, config.compute),
-        num_nics=num_gloo_interfaces(),
-    )
+    schedule = _schedule(config, mesh, spread)
     adaptive = Adaptive(config.data.adaptive, list(loader.corpora)) if config.data.is_adaptive else None
     optimizer = build_optimizer(model, config.optim, weights=config.precision.weights, seed=config.run.seed)
     scorer = Pass(
@@ -232,7 +233,7 @@ def open_state(
         continue_from_newest(config, loader)
     heldout = heldout_rows(config, **chosen.heldout_options)
     state = TrainState(
-        model, optimizer, loader, mesh, heldout, ethernet, chosen.objective, spread.pipeline, adaptive
+        model, optimizer, loader, mesh, heldout, schedule, chosen.objective, spread.pipeline, adaptive
     )
     state.guard = StepGuard(config.guard)
     if config.validate.stop_after:
@@ -240,9 +241,26 @@ def open_state(
             stop_after=config.validate.stop_after, min_improvement=config.validate.min_improvement
         )
     if config.outer.every:
+        from penstock.train.islands.outer_optimizer import Outer
+
         state.outer = Outer(config.outer, model, optimizer, mesh)
     restore(state, config, world)
     return state
+
+
+def _schedule(config: TrainConfig, mesh: Mesh, spread: ParallelModel) -> "Ethernet | Unshared":
+    """Return the schedule of a step's gathers and reductions."""
+    if not spread.shares:
+        return Unshared(spread.stages, config.ethernet)
+    from penstock.parallel.ethernet.scheduler import Ethernet
+
+    return Ethernet(
+        spread.stages,
+        mesh,
+        config.ethernet,
+        compute_dtype=getattr(torch, config.compute),
+        num_nics=num_gloo_interfaces(),
+    )
 
 
 def _memory_bytes(world: World) -> int:
@@ -267,6 +285,9 @@ def restore(state: TrainState, config: TrainConfig, world: World) -> None:
         if state.early_stop is not None:
             state.early_stop.load_state_dict(meta.early_stop)
         own = training_tensors(state.model, state.optimizer)
+        if state.outer is not None or meta.outer:
+            from penstock.train.islands.checkpoint import load_as_one, load_islands
+            from penstock.train.islands.outer_optimizer import Outer
         if state.outer is not None:
             load_islands(saved, state.outer, own)
         elif meta.outer:

@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor, nn
 
@@ -10,21 +10,23 @@ from penstock.checkpoint.layout import NUMERICS
 from penstock.checkpoint.tensors import training_tensors
 from penstock.data import Loader
 from penstock.obs.sinks import Record
-from penstock.parallel.ethernet.scheduler import Ethernet
 from penstock.parallel.mesh import Mesh, World
-from penstock.parallel.pipeline import Pipeline
 from penstock.train.adaptive import Adaptive
 from penstock.train.control.listener import Control
 from penstock.train.data_setup import Heldout
 from penstock.train.device_hours import DeviceHours
 from penstock.train.early_stop import EarlyStop
 from penstock.train.guard import StepGuard
-from penstock.train.islands.checkpoint import island_tensors
-from penstock.train.islands.outer_optimizer import Outer
 from penstock.train.monitors.step_monitors import StepMonitors
 from penstock.train.objective import Objective
 from penstock.train.optim.optimizer import Optimizer
 from penstock.train.recipe.config import GuardConfig, TrainConfig
+
+if TYPE_CHECKING:  # several ranks need these, and seconds to import them
+    from penstock.parallel.ethernet.scheduler import Ethernet
+    from penstock.parallel.ethernet.unshared import Unshared
+    from penstock.parallel.pipeline import Pipeline
+    from penstock.train.islands.outer_optimizer import Outer
 
 
 class Evaluated(Protocol):
@@ -48,15 +50,15 @@ class TrainState:
     """Device mesh."""
     heldout: Heldout | None
     """Held-out rows, the same on every rank."""
-    ethernet: Ethernet
+    ethernet: "Ethernet | Unshared"
     """Schedules the gathers and reductions of a step."""
     objective: Objective
     """Function that the run minimises."""
-    pipeline: Pipeline | None = None
+    pipeline: "Pipeline | None" = None
     """Runs the pipeline stages; None: no pipeline parallelism."""
     adaptive: Adaptive | None = None
     """Adaptive mixture; None: off."""
-    outer: Outer | None = None
+    outer: "Outer | None" = None
     """Outer optimizer of islands; None: no islands."""
     control: Control | None = None
     """Control requests to the running job."""
@@ -93,7 +95,11 @@ class TrainState:
     def tensors(self) -> dict[str, Tensor]:
         """Return this rank's live tensors for a checkpoint."""
         own = training_tensors(self.model, self.optimizer)
-        return own if self.outer is None else island_tensors(self.outer, own)
+        if self.outer is None:
+            return own
+        from penstock.train.islands.checkpoint import island_tensors
+
+        return island_tensors(self.outer, own)
 
     def shown(self) -> AbstractContextManager[None]:
         """Context manager: the model has the run's parameters, not those of this rank's island."""

@@ -20,7 +20,6 @@ from torch import Tensor
 from penstock.core.errors import CorpusError
 from penstock.parallel.clip import divisor, squared_norm
 from penstock.parallel.mesh import World
-from penstock.train.islands.outer_optimizer import mean_of_islands
 from penstock.train.objective import DeviceBatch, Finish
 from penstock.train.state import TrainState
 
@@ -214,7 +213,7 @@ def train_step(
     local_loss = passes(state, parts, partial(objective.finish, sums=sums), scale=scale, mark=mark)
     tied = None if state.pipeline is None else state.pipeline.tied
     of_island = state.mesh.island.add_up(squared_norm(state.model.parameters(), world.device, twice=tied))
-    of_all = mean_of_islands(of_island, world) if state.mesh.has_islands else of_island
+    of_all = world.add_up(of_island) / world.ranks.world_size if state.mesh.has_islands else of_island
     totals = world.add_up(_one_vector([local_loss.double()[None], *sums.values()]))
     (own_square,), (square,), (summed, *others), (global_count, stops, told) = read(
         of_island, of_all, totals, asked_for

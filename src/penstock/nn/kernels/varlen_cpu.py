@@ -59,7 +59,6 @@ def per_document(layout: AttentionLayout) -> PerDocument:
     return PerDocument(ends, layout.window if layout.is_windowed else None)
 
 
-@torch.library.custom_op("penstock::attend_documents", mutates_args=())
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, ends: Tensor, window: int, scale: float
 ) -> tuple[Tensor, Tensor]:
@@ -75,7 +74,6 @@ def _attend(
     return out, sums
 
 
-@torch.library.custom_op("penstock::attend_documents_backward", mutates_args=())
 def _attend_backward(
     upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor,
     ends: Tensor, window: int, scale: float,
@@ -96,7 +94,6 @@ def _attend_backward(
     return found
 
 
-@_attend.register_fake
 def _made(q: Tensor, k: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     """Return empty tensors for the output and for the log-sums of the softmax."""
     tokens, heads, _dim = q.shape
@@ -105,7 +102,6 @@ def _made(q: Tensor, k: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q, memory_format=torch.contiguous_format), sums
 
 
-@_attend_backward.register_fake
 def _room(_upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     return dq, dk, dv
@@ -119,10 +115,30 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _back(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     q, k, v, ends, out, sums = ctx.saved_tensors
-    return *_attend_backward(upstream, q, k, v, out, sums, ends, ctx.window, ctx.scale), None, None, None
+    found = torch.ops.penstock.attend_documents_backward(
+        upstream, q, k, v, out, sums, ends, ctx.window, ctx.scale
+    )
+    return *found, None, None, None
 
 
-_attend.register_autograd(_back, setup_context=_keep)
+_ATTEND, _ATTEND_BACKWARD = "penstock::attend_documents", "penstock::attend_documents_backward"
+_GIVEN = "Tensor ends, SymInt window, float scale"
+
+# not `custom_op`, whose operators load torch's compiler at their first call: two seconds
+for _name, _schema, _kernel, _shape in (
+    (_ATTEND, f"(Tensor q, Tensor k, Tensor v, {_GIVEN}) -> (Tensor, Tensor)", _attend, _made),
+    (
+        _ATTEND_BACKWARD,
+        "(Tensor upstream, Tensor q, Tensor k, Tensor v, Tensor out, Tensor sums, "
+        f"{_GIVEN}) -> (Tensor, Tensor, Tensor)",
+        _attend_backward,
+        _room,
+    ),
+):
+    torch.library.define(_name, _schema, tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.impl(_name, "CompositeExplicitAutograd", _kernel)
+    torch.library.register_fake(_name, _shape)
+torch.library.register_autograd(_ATTEND, _back, setup_context=_keep)
 
 
 def _grouped(x: Tensor, groups: int) -> Tensor:

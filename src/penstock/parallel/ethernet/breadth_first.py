@@ -17,12 +17,13 @@ they add up as in plain gradient accumulation.
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from penstock.parallel.sharding.fsdp_private import FsdpUnit
+if TYPE_CHECKING:
+    from penstock.parallel.sharding.fsdp_private import FsdpUnit
 
 Forward = Callable[..., Tensor]
 
@@ -78,7 +79,7 @@ class _EachInTurn(torch.autograd.Function):
         return None, None, None, *reversed(found)
 
 
-def take_micro_batches(model: nn.Module, units: list[FsdpUnit]) -> None:
+def take_micro_batches(model: nn.Module, units: "list[FsdpUnit]") -> None:
     """Make the blocks of a model accept several micro-batches, in place.
 
     Args:

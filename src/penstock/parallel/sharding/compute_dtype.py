@@ -15,7 +15,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+
+from penstock.nn.dtensor import is_dtensor
 
 Forward = Callable[..., Any]  # Any: arguments and result of a module
 
@@ -64,7 +65,7 @@ def _put(held: list[tuple[nn.Module, str]], parameters: Sequence[Tensor]) -> Non
 
 
 def _cast_all(parameters: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
-    if any(isinstance(parameter, DTensor) for parameter in parameters):
+    if any(is_dtensor(parameter) for parameter in parameters):
         return [parameter.to(dtype) for parameter in parameters]
     learned = [parameter for parameter in parameters if parameter.requires_grad]
     casts = iter(cast(Sequence[Tensor], _CastAll.apply(dtype, *learned)))  # type: ignore[no-untyped-call]

@@ -24,11 +24,6 @@ from penstock.devices import accelerator
 from penstock.parallel.sharding.fsdp_private import DefaultReduceScatter
 
 
-def has_work(mesh: DeviceMesh, *, offload: bool) -> bool:
-    """True if there is anything to gather, reduce or move; compute_dtype.py casts without FSDP2."""
-    return mesh.size() > 1 or offload
-
-
 def shard(
     model: nn.Module,
     mesh: DeviceMesh,

@@ -21,7 +21,8 @@ from torch import Tensor
 from penstock.checkpoint.find import SavedCheckpoint
 from penstock.checkpoint.load import load_into
 from penstock.checkpoint.tensors import MODEL
-from penstock.parallel.slices import detached_local, like
+from penstock.nn.dtensor import detached_local
+from penstock.parallel.slices import like
 from penstock.train.islands.outer_optimizer import Outer, split_like
 from penstock.train.islands.schedule import fragment_of, in_flight
 from penstock.train.recipe.outer_config import OuterConfig

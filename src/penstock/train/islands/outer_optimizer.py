@@ -18,14 +18,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from jaxtyping import Float64
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from penstock.core.rng import key_of
+from penstock.nn.dtensor import detached_local
 from penstock.parallel.ethernet.compressed_all_reduce import MeanExchange
-from penstock.parallel.mesh import Mesh, World
-from penstock.parallel.slices import detached_local, like
+from penstock.parallel.mesh import Mesh
+from penstock.parallel.sharding.fsdp_private import units_of
+from penstock.parallel.slices import like
 from penstock.train.islands.schedule import CODECS, due, fragment_of
 from penstock.train.optim.optimizer import Named, Optimizer
 from penstock.train.recipe.outer_config import OuterConfig
@@ -112,9 +112,8 @@ class Outer:
             with torch.no_grad():
                 for parameter, before in own:
                     detached_local(parameter).copy_(before)
-            for module in self._model.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()  # gathered parameters are the outer ones
+            for unit in units_of(self._model):
+                unit.module.reshard()  # gathered parameters are the outer ones
 
     def mean_moved(self, fragment: int) -> Tensor | None:
         """Return the islands' mean change from an exchange in progress, waiting for it; None: no exchange."""
@@ -189,8 +188,3 @@ class Outer:
 def split_like(flat: Tensor, named: Sequence[Named]) -> tuple[Tensor, ...]:
     """Split a flat tensor into this rank's shards of some parameters."""
     return torch.split(flat, [detached_local(parameter).numel() for _, parameter in named])
-
-
-def mean_of_islands(squares: Float64[Tensor, "1"], world: World) -> Float64[Tensor, "1"]:
-    """Return the mean of the islands' squared gradient norms; every rank must call it with its island's."""
-    return world.add_up(squares) / world.ranks.world_size

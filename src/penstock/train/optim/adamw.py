@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from penstock.parallel.slices import detached_local
+from penstock.nn.dtensor import detached_local
 from penstock.train.optim.rule import ParamGroup, States, Update
 
 

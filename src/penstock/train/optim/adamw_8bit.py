@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from penstock.nn.dtensor import detached_local
 from penstock.nn.linear.rounding import code_of_zero, from_codes, num_blocks, to_codes
-from penstock.parallel.slices import detached_local, like
+from penstock.parallel.slices import like
 from penstock.train.optim import adamw
 from penstock.train.optim.rule import ParamGroup, States, Update, divided
 from penstock.train.recipe.optim_config import BLOCK, SMALLEST, fits_blocks

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from penstock.parallel.slices import detached_local
+from penstock.nn.dtensor import detached_local
 from penstock.train.optim.rule import ParamGroup, States, Update, divided
 from penstock.train.optim.whole_matrices import map_whole
 

@@ -1,5 +1,6 @@
 """Optimizer of a run: parameter groups with update rules, over weights of any storage."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.rng import key_of
-from penstock.parallel.slices import detached_local
+from penstock.nn.dtensor import detached_local
 from penstock.train.optim import adamw, adamw_8bit, muon
 from penstock.train.optim.rule import Update, UpdateRule
 from penstock.train.optim.weight_storage import STORAGES, WeightStorage
@@ -33,6 +34,10 @@ class Optimizer(torch.optim.Optimizer):
         storage: storage of the parameters' values.
         seed: seed of stochastic rounding.
     """
+
+    # torch keeps its compiler out of these two, and loads it to do so: two seconds, where nothing is compiled
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 
     def __init__(self, groups: Sequence[dict[str, Any]], *, storage: WeightStorage, seed: int) -> None:
         self.storage = storage

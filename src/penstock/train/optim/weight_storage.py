@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from penstock.nn.dtensor import detached_local
 from penstock.nn.init import element_indices, keyed_bits
 from penstock.nn.linear.rounding import round_stochastically
-from penstock.parallel.slices import detached_local
 from penstock.train.optim.rule import States
 
 

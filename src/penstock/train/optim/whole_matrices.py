@@ -4,16 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
 from penstock.parallel.slices import sharded_axes
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 Block = tuple[slice, ...]
 """Position of a rank's shard in the whole matrix."""
@@ -56,12 +57,12 @@ def map_whole(
     for i, parameter in enumerate(parameters):
         axes = sharded_axes(parameter)
         if axes:
-            together.setdefault((cast(DTensor, parameter).device_mesh, axes), []).append(i)
+            together.setdefault((cast("DTensor", parameter).device_mesh, axes), []).append(i)
         else:
             results[i] = function(shards[i])
     for (mesh, axes), members in together.items():
         holders = _holders(mesh, axes)
-        some = [cast(DTensor, parameters[i]) for i in members]
+        some = [cast("DTensor", parameters[i]) for i in members]
         owners = deal([cost(one.shape) for one in some], num_owners=len(holders.ranks))
         found = _over_ranks(function, [shards[i] for i in members], some, owners=owners, holders=holders)
         for i, result in zip(members, found, strict=True):
@@ -72,7 +73,7 @@ def map_whole(
 def _over_ranks(
     function: Callable[[Tensor], Tensor],
     shards: list[Tensor],
-    parameters: list[DTensor],
+    parameters: "list[DTensor]",
     *,
     owners: list[int],
     holders: Holders,
@@ -108,8 +109,10 @@ def _exchange(values: Tensor, sent: list[int], received: list[int], holders: Hol
     return result
 
 
-def _blocks(parameter: DTensor, holders: Holders) -> list[Block]:
+def _blocks(parameter: "DTensor", holders: Holders) -> list[Block]:
     """Return the position of each holder's shard."""
+    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+
     blocks = []
     for coordinate in holders.coordinates:
         sizes, offsets = _compute_local_shape_and_global_offset(
