@@ -27,6 +27,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # fork: a child that used one would wait for ever for threads that are not there.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# Tests of the operators wait for their build; a test with plain PyTorch in their place would prove nothing.
+os.environ["PENSTOCK_NATIVE"] = "wait"
+
 # How long an example takes is the machine's affair: no test fails for being slow.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")

@@ -186,6 +186,11 @@ def native_baseline() -> str:
     return os.environ.get("PENSTOCK_NATIVE_BASELINE", "")
 
 
+def waits_for_operators() -> bool:
+    """Return True if the first use of the C++ operators waits for their build (PENSTOCK_NATIVE=wait)."""
+    return os.environ.get("PENSTOCK_NATIVE", "") == "wait"
+
+
 def library_folder() -> Path:
     """Return the folder of shipped libraries: PENSTOCK_LIBRARIES, or `lib/penstock` of this Python."""
     return Path(os.environ.get("PENSTOCK_LIBRARIES") or f"{sys.prefix}/lib/penstock")

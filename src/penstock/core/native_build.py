@@ -6,6 +6,12 @@
 A library's name has a hash of all that determines its content, so another source, compiler, CPU or torch has
 another library and nothing is overwritten. A shipped one comes first: whoever put it there could as well have
 changed the Python code, and a container has no compiler and perhaps no folder to write to.
+
+    library_of          waits for the build, and says so: for short builds, and for `python -m PACKAGE.native`
+    library_if_built    does not wait: a process of its own builds, and the next start finds the library
+
+One process builds a library at a time. A build that failed is noted beside it and not tried again, until
+something in the name changes or the command is run.
 """
 
 import argparse
@@ -18,24 +24,30 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import IO
 
-from penstock.core import env
+from penstock.core import clock, env
 from penstock.core.errors import PenstockError
 from penstock.core.native_baselines import Baseline, baselines_named, baselines_of
+from penstock.core.native_compiler import LIMIT_S, CompilerFailed, Say, TooSlow, run_all, wait_for
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_S = 600.0
 _VERSION_S = 20
+_NICE = 10  # of a build that nobody waits for
 
 
 class NotBuilt(PenstockError):
     """Compiled code is not available on this machine; everything works without it."""
+
+
+class BeingBuilt(NotBuilt):
+    """Compiled code is being built by another process; the next start has it."""
 
 
 def find_compiler(language: str, variable: str, names: Sequence[str]) -> str:
@@ -66,6 +78,12 @@ class Unit:
 
     name: str
     """Of its library among those of an image."""
+    title: str
+    """For messages, such as "the C++ operators"."""
+    takes: str
+    """How long a build takes, for messages."""
+    module: str
+    """Python module that builds it as a command."""
     texts: Sequence[str]
     """Texts of the translation units, which include the sources; they are compiled side by side."""
     suffix: str
@@ -86,23 +104,146 @@ class Unit:
     """Version of anything else that determines the content, such as headers of another package."""
 
 
-def library_of(unit: Unit) -> Path:
-    """Return the library of a translation unit for this machine, compiling it if necessary.
+def library_of(unit: Unit, *, say: Say = log.warning, try_again: bool = False) -> Path:
+    """Return the library of a unit for this machine; compile it if necessary, or wait for who does.
+
+    Args:
+        say: shows what is waited for.
+        try_again: also if the same build has failed before.
 
     Raises:
-        NotBuilt: the compiler failed, or there is no safe folder to write to.
+        NotBuilt: the compiler failed, now or before, or there is no safe folder to write to.
     """
     if shipped := _shipped(unit):
         return shipped
-    target = [flag for baseline in _chosen_baselines() for flag in baseline.flags] or ["-march=native"]
-    compiler, flags = unit.find_compiler(), [*unit.flags, *target, *unit.paths]
-    library = _own_folder() / f"{_key(compiler, flags, unit)}.so"
-    if not library.is_file():
-        with (library.parent / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # only one process of a machine compiles
-            if not library.is_file():
-                _compile(compiler, flags, unit, library)
-    return library
+    target = _Target.of(unit)
+    if not target.is_built(try_again=try_again):
+        with target.lock() as lock:
+            began, what = clock.monotonic(), f"Another process compiles {unit.title}; waiting for it"
+            try:
+                wait_for(lambda: _has_locked(lock), what, say, began=began, limit_s=LIMIT_S)
+            except TooSlow as error:
+                raise NotBuilt(str(error), fix="End that process, or wait for it.") from None
+            if not target.is_built(try_again=try_again):
+                target.build(say)
+    return target.library
+
+
+def library_if_built(unit: Unit) -> Path:
+    """Return the library of a unit for this machine; if it is not there, let another process build it.
+
+    Raises:
+        BeingBuilt: it is not there yet.
+        NotBuilt: the compiler failed before, there is none, or there is no safe folder to write to.
+    """
+    if shipped := _shipped(unit):
+        return shipped
+    target = _Target.of(unit)
+    if target.is_built():
+        return target.library
+    with target.lock() as lock:
+        if not _has_locked(lock):
+            raise BeingBuilt(f"Another process is building {unit.title}")
+        if target.is_built():  # just now
+            return target.library
+        raise BeingBuilt(f"{unit.title} are being built by process {target.begin(lock)}: {unit.takes}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A library of this machine, and what builds it."""
+
+    unit: Unit
+    compiler: str
+    flags: Sequence[str]
+    library: Path
+
+    @classmethod
+    def of(cls, unit: Unit) -> "_Target":
+        """Return the library of a unit.
+
+        Raises:
+            NotBuilt: there is no compiler, or no safe folder to write to.
+        """
+        target = [flag for baseline in _chosen_baselines() for flag in baseline.flags] or ["-march=native"]
+        compiler, flags = unit.find_compiler(), [*unit.flags, *target]
+        library = _own_folder() / f"{_key(compiler, flags, unit)}.so"
+        return cls(unit, compiler, [*flags, *unit.paths], library)
+
+    def is_built(self, *, try_again: bool = False) -> bool:
+        """True if the library is there.
+
+        Raises:
+            NotBuilt: its build has failed before.
+        """
+        if self.library.is_file():
+            return True
+        if self._failure.is_file() and not try_again:
+            raise NotBuilt(
+                f"{self.unit.title} did not compile on this machine",
+                got=self._failure.read_text().strip(),
+                fix=f"Set {self.unit.variable} to another compiler, or try again: "
+                f"python -m {self.unit.module}.",
+            )
+        return False
+
+    @contextmanager
+    def lock(self) -> Iterator[IO[str]]:
+        """Context manager: the file that who builds a library of this unit has locked.
+
+        Raises:
+            NotBuilt: the folder cannot be written to.
+        """
+        try:
+            file = (self.library.parent / f"{self.unit.name}.lock").open("w")
+        except OSError as error:
+            raise _no_folder(error) from error
+        with file:
+            yield file
+
+    def begin(self, lock: IO[str]) -> int:
+        """Start a process that builds the library and outlives this one; return its id."""
+        log_file = self.library.with_name(f"{self.unit.name}.log")
+        words = [sys.executable, "-m", self.unit.module, "--locked", str(lock.fileno())]
+        started = subprocess.run(
+            ["/bin/sh", "-c", '"$@" >"$0" 2>&1 </dev/null & echo $!', str(log_file), *words],
+            pass_fds=[lock.fileno()],
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+        return int(started.stdout)
+
+    def build(self, say: Say) -> None:
+        """Compile the library; the lock is held.
+
+        Raises:
+            NotBuilt: the compiler failed, or took too long.
+        """
+        for left in self.library.parent.glob(_building(self.unit, "*")):
+            shutil.rmtree(left, ignore_errors=True)  # of a build that was killed
+        self._failure.unlink(missing_ok=True)
+        try:
+            _compile(self.compiler, self.flags, self.unit, self.library, say)
+        except NotBuilt as error:
+            self._failure.write_text(f"{error}\n")
+            raise
+
+    @property
+    def _failure(self) -> Path:
+        return self.library.with_suffix(".failed")
+
+
+def _has_locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _building(unit: Unit, number: str) -> str:
+    return f"{unit.name}-building-{number}"
 
 
 def build_ahead(unit: Unit, folder: Path, baseline: Baseline) -> Path:
@@ -113,7 +254,7 @@ def build_ahead(unit: Unit, folder: Path, baseline: Baseline) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / _shipped_name(unit, baseline)
-    _compile(unit.find_compiler(), [*unit.flags, *baseline.flags, *unit.paths], unit, library)
+    _compile(unit.find_compiler(), [*unit.flags, *baseline.flags, *unit.paths], unit, library, _print)
     return library
 
 
@@ -122,15 +263,24 @@ def run_build(unit: Unit) -> None:
     parser = argparse.ArgumentParser(description="Build a compiled library ahead of its first use.")
     parser.add_argument("--ship", type=Path, metavar="FOLDER", help="build for the baselines, into a folder")
     parser.add_argument("--baseline", action="append", default=[], metavar="NAME", help="default: all")
+    parser.add_argument("--locked", type=int, help=argparse.SUPPRESS)  # by who began it: see `begin`
     arguments = parser.parse_args()
     try:
-        if arguments.ship is None:
-            sys.stdout.write(f"{library_of(unit)}\n")
+        if arguments.locked is not None:
+            os.nice(_NICE)
+            _Target.of(unit).build(_print)
+        elif arguments.ship is None:
+            sys.stdout.write(f"{library_of(unit, say=_print, try_again=True)}\n")
         else:
             for baseline in baselines_named(arguments.baseline):
                 sys.stdout.write(f"{build_ahead(unit, arguments.ship, baseline)}\n")
     except (PenstockError, OSError) as error:
         sys.exit(str(error))
+
+
+def _print(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 def _chosen_baselines() -> list[Baseline]:
@@ -178,11 +328,7 @@ def _own_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = folder.stat()
     except OSError as error:
-        raise NotBuilt(
-            "No folder for compiled code",
-            got=error,
-            fix="Set PENSTOCK_CACHE to a folder of yours.",
-        ) from error
+        raise _no_folder(error) from error
     if found.st_uid != os.getuid() or any(_others_write(one) for one in (folder, folder.parent)):
         raise NotBuilt(
             "The folder of compiled code is writable by others",
@@ -190,6 +336,10 @@ def _own_folder() -> Path:
             fix="Set PENSTOCK_CACHE to a folder that only you can write to.",
         )
     return folder
+
+
+def _no_folder(error: OSError) -> NotBuilt:
+    return NotBuilt("No folder for compiled code", got=error, fix="Set PENSTOCK_CACHE to a folder of yours.")
 
 
 def _others_write(folder: Path) -> bool:
@@ -222,37 +372,30 @@ def _add_sources(digest: "hashlib._Hash", unit: Unit) -> None:
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
 
 
-def _compile(compiler: str, flags: Sequence[str], unit: Unit, library: Path) -> None:
+def _compile(compiler: str, flags: Sequence[str], unit: Unit, library: Path, say: Say) -> None:
     """Compile the units side by side and link them; the final name appears when the library is complete."""
-    with TemporaryDirectory(dir=library.parent) as folder:
-        sources = [Path(folder) / f"{number}{unit.suffix}" for number in range(len(unit.texts))]
+    began, what = clock.monotonic(), f"Compiling {unit.title}, {unit.takes}"
+    with TemporaryDirectory(prefix=_building(unit, ""), dir=library.parent) as name:
+        folder = Path(name)
+        sources = [folder / f"{number}{unit.suffix}" for number in range(len(unit.texts))]
         objects = [source.with_suffix(".o") for source in sources]
         for source, text in zip(sources, unit.texts, strict=True):
             source.write_text(text)
-        include = f"-I{unit.sources[0].parent}"
-        commands = [
+        include, made = f"-I{unit.sources[0].parent}", folder / "all.so"
+        units = [
             [compiler, *flags, include, "-c", str(source), "-o", str(made)]
             for source, made in zip(sources, objects, strict=True)
         ]
-        with ThreadPoolExecutor(env.num_cores()) as pool:
-            list(pool.map(lambda command: _run(command, unit), commands))
-        made = Path(folder) / "all.so"
-        _run([compiler, *flags, "-shared", *map(str, objects), "-o", str(made), *unit.links], unit)
+        link = [compiler, *flags, "-shared", *map(str, objects), "-o", str(made), *unit.links]
+        try:
+            for commands in (units, [link]):
+                run_all(commands, folder, what, say, began=began, limit_s=LIMIT_S)
+        except CompilerFailed as error:
+            raise NotBuilt(
+                "The compiler failed", got=error, fix=f"Set {unit.variable} to another compiler."
+            ) from None
+        except (OSError, TooSlow) as error:
+            raise NotBuilt(
+                "The compiler did not finish", got=error, fix=f"Set {unit.variable} to another."
+            ) from error
         made.rename(library)
-
-
-def _run(command: Sequence[str], unit: Unit) -> None:
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotBuilt(
-            "The compiler did not finish", got=error, fix=f"Set {unit.variable} to another."
-        ) from error
-    if done.returncode:
-        raise NotBuilt(
-            "The compiler failed",
-            got=done.stderr.strip()[:2000] or f"status {done.returncode}",
-            fix=f"Set {unit.variable} to another compiler.",
-        )

@@ -106,7 +106,7 @@ def has_work(mesh: DeviceMesh, *, offload: bool) -> bool:
 
 def import_sharing() -> None:
     """Import what ranks that share parameters need: once, before a process forks them."""
-    import torch._dynamo  # FSDP2's hooks ask it whether they are to be skipped
+    import torch._dynamo  # noqa: F401 - FSDP2 asks it whether to skip its hooks
 
     import penstock.parallel.ethernet.scheduler
     import penstock.parallel.sharding.fsdp_waits  # noqa: F401

@@ -33,6 +33,9 @@ def shipped(tmp_path, monkeypatch):
     source.write_text("int seven(void) { return 7; }\n")
     unit = Unit(
         name="numbers",
+        title="numbers",
+        takes="a second",
+        module="nothing",
         texts=['#include "seven.c"\n', "int eight(void) { return 8; }\n"],
         suffix=".c",
         sources=[source],

@@ -2,17 +2,20 @@
 
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from penstock.core import env
-from penstock.core.native_build import NotBuilt
+from penstock.core import env, native_build, native_compiler
+from penstock.core.native_build import BeingBuilt, NotBuilt, library_if_built, library_of
 from penstock.nn import native
 from penstock.nn.native import build
 from penstock.nn.native.build import built_library
@@ -62,7 +65,7 @@ def test_several_at_once_build_one_library(own_cache, compiler):
         built = set(pool.map(lambda _: built_library(), range(6)))
     assert len(built) == 1
     assert num_runs() == len(build.unit().texts) + 1  # and the linker's
-    assert sorted(p.name for p in own_cache.iterdir()) == sorted([built.pop().name, "lock"])
+    assert sorted(p.name for p in own_cache.iterdir()) == sorted([built.pop().name, "operators.lock"])
 
 
 @pytest.mark.usefixtures("own_cache")
@@ -110,7 +113,158 @@ def test_a_failing_compiler_is_quoted_and_leaves_nothing(own_cache, compiler):
     path.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\necho "cannot do this" >&2\nexit 3\n')
     with pytest.raises(NotBuilt, match=r"failed .*cannot do this.* Set CXX"):
         built_library()
-    assert [p.name for p in own_cache.iterdir()] == ["lock"]
+    (noted,) = own_cache.glob("*.failed")
+    assert {p.name for p in own_cache.iterdir()} == {"operators.lock", noted.name}
+
+
+def test_a_build_that_failed_is_tried_again_by_the_command_or_with_another_compiler(own_cache, compiler):
+    path, num_runs = compiler
+    good = path.read_text()
+    path.write_text(good.replace("while", "exit 3\nwhile"))
+    with pytest.raises(NotBuilt, match="The compiler failed"):
+        built_library()
+    once = num_runs()
+    with pytest.raises(
+        NotBuilt, match=r"did not compile on this machine .*status 3.*python -m penstock.nn.native"
+    ):
+        built_library()
+    assert num_runs() == once
+    path.write_text(good)
+    assert library_of(build.unit(), try_again=True).is_file()
+    assert not list(own_cache.glob("*.failed"))
+
+
+def test_the_path_of_the_environment_is_no_part_of_the_name(own_cache, compiler):
+    unit = build.unit()
+    elsewhere = replace(unit, paths=["-I/another/environment/torch/include"])
+    assert library_of(elsewhere) == library_of(unit)
+
+
+GATED = """#!/bin/sh
+if [ "$1" = --version ]; then echo gated 1; exit; fi
+sleep 1000 &
+echo $$ $! $PPID >> {pids}
+while [ ! -e {gate} ]; do sleep 0.05; done
+kill $!
+while [ "$1" != -o ]; do shift; done
+echo library > "$2"
+"""
+
+
+@pytest.fixture
+def gated(tmp_path, monkeypatch):
+    """A compiler that starts another process, and ends only when its gate opens."""
+    path, pids, gate = tmp_path / "cxx", tmp_path / "pids", tmp_path / "gate"
+    path.write_text(GATED.format(pids=pids, gate=gate))
+    path.chmod(0o755)
+    monkeypatch.setenv("CXX", str(path))
+    yield pids, gate
+    gate.touch()
+
+
+def processes_in(pids):
+    """The compiler, what it started and its guard, once it runs."""
+    return eventually(lambda: pids.is_file() and [int(pid) for pid in pids.read_text().split()])
+
+
+def eventually(found):
+    while not (value := found()):
+        time.sleep(0.02)
+    return value
+
+
+def is_gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+COMMAND = [sys.executable, "-m", "penstock.nn.native"]
+
+
+def test_killed_builds_leave_no_compiler_and_the_next_removes_their_folder(own_cache, gated):
+    pids, gate = gated
+    builder = subprocess.Popen(COMMAND, stdout=subprocess.DEVNULL)
+    started = processes_in(pids)
+    assert list(own_cache.glob("operators-building-*"))
+    builder.kill()
+    builder.wait()
+    eventually(lambda: all(map(is_gone, started)))
+    assert list(own_cache.glob("operators-building-*"))
+    gate.touch()
+    assert built_library().read_text() == "library\n"
+    assert not list(own_cache.glob("operators-building-*"))
+
+
+def test_the_limit_ends_the_compiler_and_what_it_started(own_cache, gated, monkeypatch):
+    pids, _ = gated
+    monkeypatch.setattr(native_build, "LIMIT_S", 0.5)
+    with pytest.raises(NotBuilt, match=r"did not finish .*Compiling the C\+\+ operators.*not done after"):
+        built_library()
+    eventually(lambda: all(map(is_gone, processes_in(pids))))
+    assert {p.suffix for p in own_cache.iterdir()} == {".lock", ".failed"}
+
+
+def test_who_waits_for_another_build_says_so_and_gets_its_library(own_cache, gated, monkeypatch):
+    pids, gate = gated
+    builder = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, text=True)
+    processes_in(pids)
+    with pytest.raises(BeingBuilt, match=r"Another process is building the C\+\+ operators"):
+        library_if_built(build.unit())
+    monkeypatch.setattr(native_compiler, "_QUIET_S", 0.0)
+    said = []
+
+    def say(text):
+        said.append(text)
+        gate.touch()
+
+    library = library_of(build.unit(), say=say)
+    assert said[0].startswith("Another process compiles the C++ operators; waiting for it: ")
+    assert builder.communicate()[0].strip() == str(library)
+
+
+def test_waiting_for_another_build_has_a_bound(own_cache, gated, monkeypatch):
+    pids, _ = gated
+    builder = subprocess.Popen(COMMAND, stdout=subprocess.DEVNULL)
+    processes_in(pids)
+    monkeypatch.setattr(native_build, "LIMIT_S", 0.2)
+    with pytest.raises(NotBuilt, match="waiting for it: not done after 0 s"):
+        built_library()
+    builder.terminate()
+    builder.wait()
+
+
+def test_the_first_use_waits_for_nothing_and_the_next_start_has_the_operators(
+    own_cache, gated, monkeypatch, caplog
+):
+    pids, gate = gated
+    monkeypatch.delenv("PENSTOCK_NATIVE")
+    with caplog.at_level(logging.WARNING):
+        assert not cache(native.is_available.__wrapped__)()
+    told = caplog.records[0].told
+    assert re.match(r"the C\+\+ operators are being built by process \d+: once a machine", told)
+    assert told.endswith("Until then plain PyTorch computes, slower; the next start has them.")
+    processes_in(pids)
+    gate.touch()
+    library = library_of(build.unit())
+    assert library_if_built(build.unit()) == library
+
+
+def test_a_build_says_how_long_it_takes_while_it_takes_it(own_cache, gated, monkeypatch):
+    _, gate = gated
+    monkeypatch.setattr(native_compiler, "_QUIET_S", 0.0)
+    said = []
+    library_of(build.unit(), say=lambda text: (said.append(text), gate.touch()))
+    assert said[0].startswith("Compiling the C++ operators, once a machine, for a minute or a few: ")
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_home_that_cannot_be_written_to_is_said_with_what_to_do(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE", "/proc/nowhere")
+    for ask in (library_of, library_if_built):
+        with pytest.raises(NotBuilt, match="No folder for compiled code .*Set PENSTOCK_CACHE"):
+            ask(build.unit())
 
 
 @pytest.mark.usefixtures("own_cache")

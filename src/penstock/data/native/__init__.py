@@ -45,6 +45,9 @@ def unit() -> Unit:
     sources = sorted(SOURCES.glob("*.c"))
     return Unit(
         name="loops",
+        title="the loader's loops in C",
+        takes="once a machine, for a second",
+        module="penstock.data.native",
         texts=["".join(f'#include "{source.name}"\n' for source in sources)],
         suffix=".c",
         sources=sources,

@@ -1,5 +1,5 @@
-"""C++ operators for CPUs, `torch.ops.penstock.*`: built once per machine. Without a compiler, plain torch
-runs.
+"""C++ operators for CPUs, `torch.ops.penstock.*`: built once per machine. Until then, and without a compiler,
+plain torch runs.
 
 A caller keeps a plain PyTorch reference beside each operator and checks `is_available()` first. To add an
 operator: a `.cpp` file here that registers itself, its result shape in `FAKES`, an equality test.
@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from penstock.core.native_build import NotBuilt
+from penstock.core.native_build import BeingBuilt, NotBuilt
 from penstock.nn.native.build import built_library
 
 log = logging.getLogger(__name__)
@@ -20,12 +20,17 @@ log = logging.getLogger(__name__)
 
 @cache
 def is_available() -> bool:
-    """Load the operators, after building them if need be; log a warning once if that fails.
+    """Load the operators; if they are not built yet, a process of its own builds them for the next start.
 
-    The build takes some seconds, once per machine: make the first call before serving requests.
+    The answer is that of this process's first call: a process never changes its kernels. If it is no, a
+    warning says why.
     """
     try:
         torch.ops.load_library(str(built_library()))  # type: ignore[no-untyped-call]
+    except BeingBuilt as error:
+        told = f"{error}. Until then plain PyTorch computes, slower; the next start has them."
+        log.warning("native=building reason=%r", str(error), extra={"told": told})
+        return False
     except (NotBuilt, OSError) as error:  # OSError: the dynamic loader
         log.warning("native=off reason=%r effect='plain torch computes instead, slower'", str(error))
         return False

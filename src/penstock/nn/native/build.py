@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from penstock.core.native_build import NotBuilt, Unit, find_compiler, library_of
+from penstock.core import env
+from penstock.core.native_build import NotBuilt, Unit, find_compiler, library_if_built, library_of
 
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
@@ -17,12 +18,13 @@ __all__ = ["NotBuilt", "built_library", "unit"]
 
 
 def built_library() -> Path:
-    """Return the path of this machine's library; builds it if missing.
+    """Return the path of this machine's library; another process builds it if it is missing.
 
     Raises:
+        BeingBuilt: it is not there yet; with PENSTOCK_NATIVE=wait, this waits for it instead.
         NotBuilt: there is no compiler, it failed, or there is no safe folder to write to.
     """
-    return library_of(unit())
+    return library_of(unit()) if env.waits_for_operators() else library_if_built(unit())
 
 
 def unit() -> Unit:
@@ -30,6 +32,9 @@ def unit() -> Unit:
     root = Path(torch.__file__).parent
     return Unit(
         name="operators",
+        title="the C++ operators",
+        takes="once a machine, for a minute or a few",
+        module="penstock.nn.native",
         texts=["".join(f'#include "{source.name}"\n' for source in _sources() if source.suffix == ".cpp")],
         suffix=".cpp",
         sources=_sources(),
