@@ -14,6 +14,8 @@ increase it. So ranks agree through the store itself:
 Only process n reads what is written for n. This holds if a supervisor stops all ranks before it restarts
 them, as torchrun
 does: otherwise a waiting rank 0 would include a newly started rank in its own attempt.
+
+Penstock's own launcher makes a new file for each attempt: its ranks need not agree.
 """
 
 from datetime import timedelta
@@ -68,14 +70,16 @@ def open_store(who: Ranks, *, timeout_s: float) -> Store:
 
 
 def meet(store: Store, who: Ranks, *, timeout_s: float) -> Store:
-    """Wait until all ranks of this attempt have joined; return the attempt's part of the store.
+    """Return the part of the store that belongs to this attempt, once all its ranks have joined.
 
     Args:
-        store: may contain entries of earlier attempts.
+        store: may contain entries of earlier attempts. A file has none: its ranks do not wait here.
 
     Raises:
         PenstockError: a rank did not join, or the store is gone.
     """
+    if isinstance(store, FileStore):
+        return store
     shared = PrefixStore("penstock", store)
     try:
         arrival = shared.add(f"arrivals/{who.rank}", 1)

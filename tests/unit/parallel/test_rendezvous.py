@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from torch.distributed import HashStore, TCPStore
+from torch.distributed import FileStore, HashStore, TCPStore
 
 from penstock.core.env import Ranks
 from penstock.core.errors import PenstockError
@@ -72,6 +72,11 @@ def test_a_rank_that_does_not_come_is_named_and_the_others_give_up_too(store):
     second.set("the second rank is there, and learns of it in its next collective", "")
     (alone,) = come(store, [1], 3, timeout_s=0.3)
     assert "waited 0 s for the first rank in vain" in str(alone)
+
+
+def test_ranks_with_a_file_of_their_own_attempt_do_not_wait_for_each_other(tmp_path):
+    (alone,) = come(FileStore(str(tmp_path / "attempt"), 3), [2], 3, timeout_s=0.3)
+    assert isinstance(alone, FileStore)
 
 
 def test_a_store_that_ends_while_ranks_wait_is_an_error_of_one_paragraph():
