@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 
+import tests.examples  # noqa: F401 - loads the profile of hypothesis
 from penstock.core.garbage import freeze_gc, tune_gc
 from tests.seconds import Seconds
 
@@ -29,10 +29,6 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 # Tests of the operators wait for their build; a test with plain PyTorch in their place would prove nothing.
 os.environ["PENSTOCK_NATIVE"] = "wait"
-
-# How long an example takes is the machine's affair: no test fails for being slow.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
 
 tune_gc()  # collecting the tests takes 7 s so, and 12 s else
 

@@ -2,20 +2,19 @@
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from requests import Session
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
+from tests.examples import examples
 from tests.serving import PATIENCE_S, end, make_model, serving
 
 NOT_CHECKED = [
     positive_data_acceptance,  # the document does not know the context's length, nor the model's name
     negative_data_rejection,  # a message that is wrong as one kind may be right as another
 ]
-FEW = settings(
-    max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
+FEW = examples(20, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,10 @@ import json
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.chat_templates import TEMPLATES
+from tests.examples import examples
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -89,7 +90,7 @@ def talk(contents):
 PLAIN = st.text(st.sampled_from("a <|>/s[X]ü日\n\u2581im_start" + chr(0xFDD0)), max_size=12)
 TEXT = st.lists(PLAIN | st.sampled_from([*WORDS_OF.split(" "), " ", "<tool_call>"]), max_size=4).map("".join)
 HOSTILE = st.lists(PLAIN | st.sampled_from([*CONTROL, UNDECLARED, "\ufdd0\ufdd1"]), max_size=6).map("".join)
-FEW = settings(max_examples=40, deadline=None)
+FEW = examples(40)
 
 
 def is_harmless(text):

@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.data import Loader, open_corpus, reader
@@ -14,6 +14,7 @@ from penstock.data.corpus.columns import ColumnWriter
 from penstock.data.corpus.manifest import ColumnEntry
 from penstock.data.native import library
 from penstock.testing.corpora import numbered_corpus, write_corpus
+from tests.examples import examples
 from tests.property.strategies import LENGTHS, PACKINGS
 
 
@@ -60,7 +61,7 @@ def expected(plain, bits):
     st.booleans(),
     st.sampled_from([(1, 2), (2, 3)]),
 )
-@settings(max_examples=30)
+@examples(30)
 def test_labels_are_those_of_a_plain_reference(
     lengths, packing, sequence_length, seed, per_shard, dtype, compiled, ranks
 ):
@@ -109,7 +110,7 @@ def test_labels_are_those_of_a_plain_reference(
 @given(
     LENGTHS, PACKINGS, st.integers(0, 3), st.integers(1, 6), st.integers(1, 40), st.none() | st.integers(0, 3)
 )
-@settings(max_examples=15)
+@examples(15)
 def test_a_resumed_and_rescaled_mixture_with_plain_text_serves_the_same_labels(
     lengths, packing, seed, saved_at, per_shard, text_weight
 ):
@@ -160,7 +161,7 @@ def test_a_resumed_and_rescaled_mixture_with_plain_text_serves_the_same_labels(
 
 
 @given(LENGTHS, PACKINGS, st.integers(1, 40), st.integers(1, 3), st.data())
-@settings(max_examples=15)
+@examples(15)
 def test_numbers_attached_later_are_those_that_were_put(lengths, packing, per_shard, width, data):
     with tempfile.TemporaryDirectory() as folder:
         corpus = numbered_corpus(Path(folder, "corpus"), lengths, documents_per_shard=per_shard)

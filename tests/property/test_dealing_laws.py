@@ -4,12 +4,13 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.data import Loader
 from penstock.data.reader import deal, homes_of, in_micro_batches, is_home
 from penstock.testing.corpora import numbered_corpus
+from tests.examples import examples
 
 LIMIT = 1.08
 
@@ -41,7 +42,7 @@ def within_one_row(corpora, chosen, of):
 
 
 @given(steps())
-@settings(max_examples=300)
+@examples(300)
 def test_every_rank_gets_as_many_rows_and_its_share_of_every_corpus(step):
     world_size, corpora = step[0], step[1]
     _, ranks = dealt(step)
@@ -51,7 +52,7 @@ def test_every_rank_gets_as_many_rows_and_its_share_of_every_corpus(step):
 
 
 @given(steps(), st.data())
-@settings(max_examples=300)
+@examples(300)
 def test_every_micro_batch_holds_its_share_of_every_corpus(step, data):
     world_size, corpora, _, _, costs = step
     _, ranks = dealt(step)
@@ -66,7 +67,7 @@ def test_every_micro_batch_holds_its_share_of_every_corpus(step, data):
 
 
 @given(steps(most_ranks=8, most_rows=6))
-@settings(max_examples=200)
+@examples(200)
 def test_the_busiest_rank_is_within_the_limit_or_no_swap_in_its_corpora_relieves_it(step):
     world_size, corpora, _, _, costs = step
     _, ranks = dealt(step)
@@ -81,7 +82,7 @@ def test_the_busiest_rank_is_within_the_limit_or_no_swap_in_its_corpora_relieves
 
 
 @given(steps())
-@settings(max_examples=100)
+@examples(100)
 def test_dealing_is_a_function_and_the_home_of_a_row_is_a_home_of_its_rank(step):
     world_size, corpora, lanes, num_lanes, _ = step
     homes, ranks = dealt(step)
@@ -107,7 +108,7 @@ def layouts(draw):
 @given(
     layouts(), st.lists(st.integers(1, 5), min_size=1, max_size=5), st.sampled_from(["best_fit", "concat"])
 )
-@settings(max_examples=40)
+@examples(40)
 def test_a_run_that_changes_ranks_and_micro_batches_serves_the_same_step_evenly(layouts, weights, packing):
     rng = np.random.default_rng(sum(weights))
     with tempfile.TemporaryDirectory() as folder:

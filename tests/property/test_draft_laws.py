@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.model_runner.batch import batch_of
@@ -12,6 +12,7 @@ from penstock.engine.scheduling.scheduler import Scheduler, StepLimits
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.speculation.draft_model import ModelDrafter, num_spare_blocks
 from penstock.engine.speculation.speculation import CompletedStep, accepted_tokens
+from tests.examples import examples
 
 VOCAB = 7
 
@@ -42,7 +43,7 @@ class SmallModel:
 PROMPTS = st.lists(st.integers(min_value=0, max_value=1), min_size=1, max_size=12)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     prompts=st.lists(st.tuples(PROMPTS, st.integers(1, 14), st.integers(1, 2)), min_size=1, max_size=6),
     block_size=st.integers(min_value=1, max_value=5),

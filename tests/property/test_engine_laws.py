@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.checkpoint.hf import save_pretrained
@@ -11,6 +11,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.request import Request
 from penstock.engine.sampling_params import GREEDY, Sampling
 from penstock.models.llama.model import Llama
+from tests.examples import examples
 from tests.families import small_llama
 
 CONTEXT = 64
@@ -101,7 +102,7 @@ def told(pieces, request):
 
 
 @given(arrivals, engines, st.integers(0, 20))
-@settings(max_examples=40)
+@examples(40)
 def test_tokens_do_not_depend_on_neighbours_or_on_how_steps_are_cut(
     folder, kind, alone, asked, config, spare
 ):

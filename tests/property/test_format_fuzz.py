@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from penstock.core.errors import PenstockError
@@ -19,6 +19,7 @@ from penstock.data.corpus.corpus import Corpus
 from penstock.data.corpus.open import open_corpus
 from penstock.data.formats import FORMATS
 from penstock.testing.corpora import write_corpus
+from tests.examples import examples
 from tests.format_examples import DATA, DOCUMENTS, EXAMPLES, Example
 
 OWN = Example("arrow", "")
@@ -92,13 +93,13 @@ def examples_of(name: str) -> list[Example]:
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "synthetic"])
 def test_a_damaged_file_is_an_error_of_ours_or_reads_like_a_sound_one(name: str) -> None:
-    examples = examples_of(name)
-    assert examples, "every format has an example in tests/format_examples.py"
+    sound = examples_of(name)
+    assert sound, "every format has an example in tests/format_examples.py"
 
     @given(st.data())
-    @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+    @examples(120, suppress_health_check=list(HealthCheck))
     def damaged(data: st.DataObject) -> None:
-        example = data.draw(st.sampled_from(examples))
+        example = data.draw(st.sampled_from(sound))
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / "c"
             if example is OWN:

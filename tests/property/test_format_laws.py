@@ -4,18 +4,19 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.data import open_corpus
 from penstock.data.formats.flat import Separator, document_chunks
 from penstock.data.tools.convert import convert, spans
 from penstock.testing.corpora import numbered_corpus
+from tests.examples import examples
 from tests.property.strategies import LENGTHS
 
 
 @given(LENGTHS, st.integers(1, 50), st.integers(1, 2000))
-@settings(max_examples=25)
+@examples(25)
 def test_there_and_back_is_the_same_and_no_document_is_lost_on_the_way(lengths, per_shard, limit):
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -43,7 +44,7 @@ def test_there_and_back_is_the_same_and_no_document_is_lost_on_the_way(lengths, 
     shards=st.integers(1, 9),
     places=st.lists(st.tuples(st.integers(0, 30_000), st.integers(0, 30_000)), min_size=1, max_size=20),
 )
-@settings(max_examples=100)
+@examples(100)
 def test_a_computed_corpus_is_one_partition_whatever_range_is_asked(tokens, mean, seed, shards, places):
     shards = min(shards, -(-tokens // (64 * mean)))
     spec = f"synthetic:tokens={tokens},mean_document={mean},seed={seed},shards={shards},vocab_size=70000"
@@ -64,7 +65,7 @@ def test_a_computed_corpus_is_one_partition_whatever_range_is_asked(tokens, mean
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=200), st.booleans())
-@settings(max_examples=100)
+@examples(100)
 def test_the_documents_of_a_flat_file_are_its_runs_between_separators(ids, before):
     tokens = np.array(ids, np.uint16)
     found = [int(end) for ends, _ in document_chunks(tokens, Separator(0, before=before)) for end in ends]

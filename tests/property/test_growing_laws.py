@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core import clock
 from penstock.data import Loader
 from penstock.data.prepare.plan import Growth
+from tests.examples import examples
 from tests.growing import finish, grow, streamed_corpus
 
 PART = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(sum)
@@ -23,7 +24,7 @@ def loader(folder: Path, **options: object) -> Loader:
     return Loader({"web": folder}, **given)  # type: ignore[arg-type]
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(
     parts=st.lists(PART, min_size=1, max_size=5),
     length=st.integers(2, 24),

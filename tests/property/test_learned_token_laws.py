@@ -6,7 +6,7 @@ from functools import cache, partial
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -15,6 +15,7 @@ from penstock.data.prepare.chat_tokens import learned_bits
 from penstock.text.chat_template import ChatTemplate, render
 from penstock.text.learned_tokens import Renderer, find_answers
 from penstock.text.tokenizer import Tokenizer, train_tokenizer
+from tests.examples import examples
 from tests.published_templates import COHERE_TOKENS, tagged, without_tags
 
 CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
@@ -131,7 +132,7 @@ def test_learned_tokens_are_those_within_the_tags(name, has_tags):
     tokenizer, renderer = tokenizer_of(name), renderer_of(name, has_tags)
 
     @given(conversations(with_tools=name in WITH_TOOLS))
-    @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @examples(200)
     def law(made):
         messages, tools = made
         tools = [] if name == "deepseekv3" else tools  # whose template has calls, but no tools

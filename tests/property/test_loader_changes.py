@@ -8,13 +8,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.data import Loader
 from penstock.data.order.permutation import choose_geometry
 from penstock.data.schedule.change_log import Change
 from penstock.testing.corpora import numbered_corpus
+from tests.examples import examples
 from tests.growing import finish, grow, streamed_corpus
 from tests.property.strategies import LENGTHS, PACKINGS, RULES
 
@@ -45,7 +46,7 @@ def served(batch):
     st.lists(st.tuples(st.integers(0, 25), ROW_LENGTHS), min_size=1, max_size=6),
     st.integers(1, 3),
 )
-@settings(max_examples=25)
+@examples(25)
 def test_an_epoch_is_the_corpus_exactly_through_any_changes_of_length(lengths, rule, first, changes, size):
     with tempfile.TemporaryDirectory() as folder:
         corpus = numbered_corpus(Path(folder), lengths, documents_per_shard=9)
@@ -141,7 +142,7 @@ def moved(loaders, corpora, ranks, way, make):
 
 
 @given(LENGTHS, LENGTHS, LENGTHS, PACKINGS, ACTS, st.sampled_from([(), (3, 8, 5), (6, 12, 33)]))
-@settings(max_examples=25)
+@examples(25)
 def test_any_changes_moves_and_ranks_serve_what_one_rank_serves_that_was_told_the_same(
     one, two, three, packing, acts, plan
 ):
@@ -201,7 +202,7 @@ def test_any_changes_moves_and_ranks_serve_what_one_rank_serves_that_was_told_th
         max_size=6,
     )
 )
-@settings(max_examples=25)
+@examples(25)
 def test_every_mixture_is_close_to_its_exact_shares_through_changes_of_length(changes):
     with tempfile.TemporaryDirectory() as folder:
         corpora = {f"c{i}": numbered_corpus(Path(folder, f"c{i}"), [5 + i]) for i in range(4)}
@@ -231,7 +232,7 @@ def test_every_mixture_is_close_to_its_exact_shares_through_changes_of_length(ch
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60), st.integers(1, 40)), min_size=1, max_size=6),
     st.integers(1, 5),
 )
-@settings(max_examples=25)
+@examples(25)
 def test_what_is_served_is_every_sample_but_those_skipped_and_the_past_stays(skips, size):
     with tempfile.TemporaryDirectory() as folder:
         corpus = numbered_corpus(Path(folder), [7] * 30)
@@ -271,7 +272,7 @@ PARTS = st.lists(
 
 
 @given(PARTS, RULES, st.lists(st.integers(0, 30), min_size=4, max_size=4), st.booleans(), ROW_LENGTHS)
-@settings(max_examples=25)
+@examples(25)
 def test_what_is_appended_is_read_once_before_any_second_pass_over_it(parts, rule, waits, saves, other):
     with tempfile.TemporaryDirectory() as folder:
         corpus = numbered_corpus(Path(folder), parts[0])
@@ -299,7 +300,7 @@ def test_what_is_appended_is_read_once_before_any_second_pass_over_it(parts, rul
 
 
 @given(PARTS, RULES, ROW_LENGTHS, st.data())
-@settings(max_examples=25)
+@examples(25)
 def test_ranks_that_see_a_streamed_corpus_at_other_moments_serve_the_same(parts, rule, other, data):
     """Parts appear just before the early rank needs them; the late rank opens the finished corpus."""
     with tempfile.TemporaryDirectory() as folder:
@@ -342,7 +343,7 @@ def test_ranks_that_see_a_streamed_corpus_at_other_moments_serve_the_same(parts,
 @given(
     LENGTHS, PACKINGS, ROW_LENGTHS, st.lists(st.integers(1, 12), max_size=3), st.booleans(), st.integers(0, 3)
 )
-@settings(max_examples=25)
+@examples(25)
 def test_padding_is_counted_as_it_is_served(lengths, packing, other, waits, skips, seed):
     with tempfile.TemporaryDirectory() as folder:
         corpora = {
@@ -398,7 +399,7 @@ def explained_uses(loader, documents, steps):
 @given(
     LENGTHS, PACKINGS, ROW_LENGTHS, st.lists(st.integers(1, 12), max_size=3), st.booleans(), st.integers(0, 3)
 )
-@settings(max_examples=25)
+@examples(25)
 def test_find_is_the_inverse_of_explain_and_covers_each_document_once_an_epoch(
     lengths, packing, other, waits, skips, seed
 ):

@@ -7,19 +7,20 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
 from penstock.data import Loader
 from penstock.testing.corpora import numbered_corpus
+from tests.examples import examples
 from tests.property.strategies import LENGTHS, PACKINGS, RULES
 
 PER_STEP = {"num_workers": 0, "deliver": "numpy"}
 
 
 @given(LENGTHS, RULES, st.integers(2, 70), st.integers(0, 5), st.integers(1, 50), st.integers(1, 3))
-@settings(max_examples=150)
+@examples(150)
 def test_an_epoch_is_the_corpus_exactly(lengths, rule, sequence_length, seed, per_shard, epochs):
     with tempfile.TemporaryDirectory() as folder:
         corpus = numbered_corpus(Path(folder), lengths, documents_per_shard=per_shard)
@@ -84,7 +85,7 @@ def schedules(draw):
 
 
 @given(LENGTHS, LENGTHS, PACKINGS, schedules(), st.integers(0, 3))
-@settings(max_examples=30)
+@examples(30)
 def test_any_schedule_of_ranks_workers_and_batch_sizes_serves_the_same_samples(
     one, two, packing, schedule, seed
 ):
@@ -137,7 +138,7 @@ def test_any_schedule_of_ranks_workers_and_batch_sizes_serves_the_same_samples(
 
 
 @given(LENGTHS, st.lists(st.integers(1, 9), min_size=1, max_size=6))
-@settings(max_examples=40)
+@examples(40)
 def test_loading_a_state_gives_the_same_state_and_a_small_one(lengths, steps_between):
     with tempfile.TemporaryDirectory() as folder:
         corpora = {"c": numbered_corpus(Path(folder), lengths)}
@@ -158,7 +159,7 @@ def test_loading_a_state_gives_the_same_state_and_a_small_one(lengths, steps_bet
 
 
 @given(LENGTHS, PACKINGS, st.integers(1, 3))
-@settings(max_examples=30)
+@examples(30)
 def test_replay_after_batch_size_changes_gives_what_was_served(lengths, packing, changes):
     with tempfile.TemporaryDirectory() as folder:
         corpora = {"c": numbered_corpus(Path(folder), lengths)}
@@ -174,7 +175,7 @@ def test_replay_after_batch_size_changes_gives_what_was_served(lengths, packing,
 
 
 @given(LENGTHS, st.floats(0, 0.5), st.integers(2, 20))
-@settings(max_examples=60)
+@examples(60)
 def test_the_training_and_heldout_parts_are_the_corpus_and_share_no_document(lengths, share, sequence_length):
     with tempfile.TemporaryDirectory() as folder:
         corpus = numbered_corpus(Path(folder), lengths)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.devices.figures import DEVICES
@@ -12,6 +12,7 @@ from penstock.parallel.layout import RankLayout
 from penstock.plan.hardware import Cluster
 from penstock.plan.job import TrainingStep
 from penstock.plan.predict import predict, timeline_of
+from tests.examples import examples
 
 SLACK = 1 + 1e-9
 
@@ -59,7 +60,7 @@ def jobs(draw, *, pipelines=True):
 
 
 @given(jobs())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_more_network_is_never_slower(drawn):
     job, cluster = drawn
     step = predict(job, cluster).step_s
@@ -68,7 +69,7 @@ def test_more_network_is_never_slower(drawn):
 
 
 @given(jobs(pipelines=False))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_window_of_one_block_is_never_faster_than_one_of_two(drawn):
     job, cluster = drawn
     block = job.block_parameters * job.compute_bytes / job.layout.tensor / 2**20
@@ -77,7 +78,7 @@ def test_a_window_of_one_block_is_never_faster_than_one_of_two(drawn):
 
 
 @given(jobs(pipelines=False))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_no_step_is_shorter_than_its_computing_or_than_any_link_is_busy(drawn):
     job, cluster = drawn
     line = timeline_of(job, cluster)
@@ -87,7 +88,7 @@ def test_no_step_is_shorter_than_its_computing_or_than_any_link_is_busy(drawn):
 
 
 @given(jobs(pipelines=False))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_overlap_hides_at_most_the_computing_and_one_link_behind_the_other(drawn):
     job, cluster = drawn
     line = timeline_of(replace(job, overlapped=True), cluster)
@@ -118,7 +119,7 @@ def test_bytes_on_the_wire_are_those_of_the_arithmetic(ranks, parts, kept):
 
 
 @given(jobs(pipelines=False))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_breadth_first_sends_what_one_micro_batch_does(drawn):
     job, cluster = drawn
     one = predict(replace(job, num_micro_batches=1), cluster)
@@ -129,7 +130,7 @@ def test_breadth_first_sends_what_one_micro_batch_does(drawn):
 
 
 @given(jobs(pipelines=False))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_keeping_everything_never_sends_more(drawn):
     job, cluster = drawn
     plain = predict(job, cluster).network_bytes

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.data.prepare import PrepareConfig, prepare
@@ -17,6 +17,7 @@ from penstock.data.prepare import tokenize as tokenize_module
 from penstock.data.prepare.documents import split_lines
 from penstock.data.prepare.train_tokenizer import portions
 from penstock.text.tokenizer import Tokenizer, train_tokenizer
+from tests.examples import examples
 
 TEXTS = st.lists(
     st.one_of(
@@ -58,7 +59,7 @@ def write_lines(folder: Path, texts: list[str]) -> Path:
     return path
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(texts=TEXTS, shard_tokens=st.integers(1, 300))
 def test_the_corpus_holds_exactly_the_documents_in_order(
     tokenizer: Tokenizer, texts: list[str], shard_tokens: int
@@ -84,7 +85,7 @@ class Killed(BaseException):
     """Stands for a kill."""
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(texts=TEXTS, shard_tokens=st.integers(1, 120), kills=st.lists(st.integers(1, 12), max_size=4))
 def test_any_number_of_kills_leave_the_same_bytes(
     tokenizer: Tokenizer, texts: list[str], shard_tokens: int, kills: list[int]

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.console.runs.columns import RunColumns
@@ -13,6 +13,7 @@ from penstock.console.runs.run_files import LocalFiles
 from penstock.console.runs.tail import FilePosition, pieces
 from penstock.obs.metric_names import METRICS_FILE
 from penstock.obs.thin import largest_triangles
+from tests.examples import examples
 
 STEPS = st.tuples(st.just("steps"), st.integers(1, 6))
 ACTIONS = st.lists(
@@ -84,7 +85,7 @@ class Writer:
             self.line({"step": self.step, "validation_loss": 2.0, "corpus_validation_loss": {"web": 2.5}})
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(ACTIONS)
 def test_columns_are_the_history_that_the_file_tells(actions):
     with tempfile.TemporaryDirectory() as folder:
@@ -116,7 +117,6 @@ def test_columns_are_the_history_that_the_file_tells(actions):
         columns.close()
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.binary(max_size=40).filter(lambda line: b"\n" not in line), max_size=20), st.integers(8, 64)
 )

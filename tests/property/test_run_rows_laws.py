@@ -4,12 +4,13 @@ import json
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.console.runs.discover import RunFolders
 from penstock.console.runs.summary import Summaries
 from penstock.obs.metric_names import METRICS_FILE, RECIPE_FILE
+from tests.examples import examples
 
 NUMBERS = st.one_of(
     *(
@@ -45,7 +46,7 @@ RECIPES = st.one_of(
 
 
 @given(lines=LINES, recipe=RECIPES, end=st.binary(max_size=5))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_a_run_with_any_files_has_a_row_of_finite_numbers(
     lines: list[bytes], recipe: bytes, end: bytes
 ) -> None:

@@ -2,7 +2,6 @@
 
 import random
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -10,6 +9,7 @@ from penstock.engine.request import Request
 from penstock.engine.scheduling.blocks import BlockPool
 from penstock.engine.scheduling.budget import StepSize
 from penstock.engine.scheduling.scheduler import Scheduler, StepLimits
+from tests.examples import examples
 from tests.hashing_model import HashingModel, answer_of, finish_full, run_plan, run_to_end, sequences_of
 
 BLOCK_SIZE, NUM_BLOCKS, BUDGET, PIECE = 4, 12, 10, 6
@@ -134,7 +134,7 @@ class WindowedSchedules(Schedules):
             assert sequence.num_released * BLOCK_SIZE <= max(0, first_seen)
 
 
-Schedules.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Schedules.TestCase.settings = examples(60, stateful_step_count=40)
 test_any_schedule = Schedules.TestCase
 WindowedSchedules.TestCase.settings = Schedules.TestCase.settings
 test_any_schedule_where_tokens_see_a_window = WindowedSchedules.TestCase

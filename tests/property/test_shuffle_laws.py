@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.rng import key_of, shuffled
@@ -13,6 +13,7 @@ from penstock.data.order.permutation import Permutation, choose_geometry
 from penstock.data.order.row_order import Order
 from penstock.data.packing import PACKERS
 from penstock.data.schedule.mixture import UNITS, mixture_of, slots_of, tijdeman
+from tests.examples import examples
 from tests.property.strategies import RULES
 
 
@@ -57,7 +58,7 @@ def test_permutation_leaks_neither_parity_nor_residues():
 
 
 @given(st.integers(1, 200_000), st.integers(2, 64))
-@settings(max_examples=200)
+@examples(200)
 def test_sample_indices_map_one_to_one_to_pools_and_rows(num_tokens, sequence_length):
     order = Order(num_tokens, choose_geometry(num_tokens, sequence_length=sequence_length), name="c", seed=1)
     count = order.samples_per_epoch
@@ -78,7 +79,7 @@ def test_sample_indices_map_one_to_one_to_pools_and_rows(num_tokens, sequence_le
     st.integers(2, 64),
     RULES,
 )
-@settings(max_examples=300)
+@examples(300)
 def test_packing_conserves_tokens_and_fills_every_row_but_the_last(lengths, sequence_length, rule):
     lengths = np.array(lengths)
     rows = -(-int(lengths.sum()) // sequence_length)
@@ -105,7 +106,7 @@ def test_best_fit_splits_far_fewer_documents_than_concat():
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=12).filter(any))
-@settings(max_examples=200)
+@examples(200)
 def test_every_prefix_of_a_mixture_is_within_one_sample_of_its_shares(slots):
     pattern = tijdeman(tuple(slots))
     total = sum(slots)
@@ -120,7 +121,7 @@ def test_every_prefix_of_a_mixture_is_within_one_sample_of_its_shares(slots):
         lambda weights: sum(weights.values()) > 0
     )
 )
-@settings(max_examples=100)
+@examples(100)
 def test_weights_become_slots_within_one_of_their_share(weights):
     slots = slots_of(weights)
     total, whole = sum(slots.values()), sum(map(Fraction, weights.values()))
@@ -134,7 +135,7 @@ WEIGHTS = st.one_of(st.floats(1e-12, 1), st.integers(0, 40).map(lambda n: 0.618*
 
 
 @given(st.lists(WEIGHTS, min_size=2, max_size=40), st.integers(0, 2**50))
-@settings(deadline=None, max_examples=200)
+@examples(200)
 def test_every_prefix_is_within_two_samples_of_the_exact_shares_of_any_weights(weights, start):
     mixture = mixture_of(slots_of({str(index): weight for index, weight in enumerate(weights)}))
     shares = [Fraction(weight) / sum(map(Fraction, weights)) for weight in weights]
@@ -153,7 +154,6 @@ def test_every_prefix_is_within_two_samples_of_the_exact_shares_of_any_weights(w
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 10**13))
-@settings(deadline=None)
 def test_mixture_turns_count_up_one_by_one_from_any_sample(slots, start):
     mixture = mixture_of({str(index): count for index, count in enumerate(slots)})
     samples = np.arange(start, start + 500)

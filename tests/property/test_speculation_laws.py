@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.engine import Engine
@@ -21,6 +21,7 @@ from penstock.engine.scheduling.scheduler import Scheduler, StepLimits
 from penstock.engine.speculation.draft_length import DraftLength
 from penstock.engine.speculation.ngram import NgramDrafter
 from penstock.engine.speculation.speculation import Speculation
+from tests.examples import examples
 from tests.hashing_model import VOCAB as STATES
 from tests.hashing_model import HashingModel, step_hash
 
@@ -145,7 +146,7 @@ REQUESTS = st.builds(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     requests=st.lists(REQUESTS, min_size=1, max_size=7),
     num_blocks=st.integers(min_value=8, max_value=30),

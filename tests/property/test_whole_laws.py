@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
 from penstock.data import Loader
 from penstock.data.packing import OVERLONG, PACKERS
 from penstock.testing.corpora import numbered_corpus
+from tests.examples import examples
 from tests.property.strategies import LENGTHS
 
 MAKE = {"num_workers": 0, "deliver": "numpy", "packing": "whole", "global_batch_size": 1}
@@ -21,7 +22,7 @@ CHOICES = st.sampled_from(OVERLONG)
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=150), st.integers(40, 90), st.randoms())
-@settings(max_examples=200)
+@examples(200)
 def test_rows_hold_each_fragment_once_and_two_rows_never_fit_in_one(lengths, row, random):
     def packed(of):
         return PACKERS["whole"](np.array(of), num_rows=0, sequence_length=row)
@@ -46,7 +47,7 @@ def runs_of(tokens):
 
 
 @given(LENGTHS, CHOICES, st.integers(2, 70), st.integers(0, 5), st.integers(1, 50), st.floats(0, 0.5))
-@settings(max_examples=150)
+@examples(150)
 def test_an_epoch_serves_every_document_whole_but_those_that_no_row_holds(
     lengths, overlong, row, seed, per_shard, holdout
 ):
@@ -96,7 +97,7 @@ def test_an_epoch_serves_every_document_whole_but_those_that_no_row_holds(
     st.lists(st.tuples(st.integers(0, 9), st.integers(2, 70)), min_size=1, max_size=3),
     st.integers(2, 70),
 )
-@settings(max_examples=100)
+@examples(100)
 def test_changes_of_length_serve_no_document_twice_and_lose_none_that_fits(lengths, overlong, changes, row):
     with tempfile.TemporaryDirectory() as folder:
         corpus = numbered_corpus(Path(folder), lengths)
@@ -140,7 +141,7 @@ def test_changes_of_length_serve_no_document_twice_and_lose_none_that_fits(lengt
     st.integers(2, 70),
     st.sampled_from([None, *OVERLONG]),
 )
-@settings(max_examples=60)
+@examples(60)
 def test_without_a_choice_only_documents_longer_than_a_row_are_refused(lengths, row, step, to, later):
     with tempfile.TemporaryDirectory() as folder:
         corpus = {"c": numbered_corpus(Path(folder), lengths)}

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.data.corpus.open import open_corpus
@@ -13,6 +13,7 @@ from penstock.data.order.holdout import TokenSpace
 from penstock.data.order.permutation import Geometry
 from penstock.data.order.row_order import Order
 from penstock.testing.corpora import numbered_corpus
+from tests.examples import examples
 
 GEOMETRIES = st.builds(
     Geometry,
@@ -42,7 +43,7 @@ def test_every_token_is_found_in_the_pool_that_reads_it(
     assert (order.blocks.pools_at(epoch, np.arange(num_tokens)) == expected).all()
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(geometry=GEOMETRIES, data=st.data())
 def test_the_next_use_of_a_range_is_that_of_its_first_token_to_come(
     geometry: Geometry, data: st.DataObject

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.core.errors import CorpusError
@@ -23,6 +23,7 @@ from penstock.data.order import pool
 from penstock.data.order.pool import PADDING, PackedPool
 from penstock.data.row_spans import RowSpans, spans_of
 from penstock.testing.corpora import numbered_corpus, write_corpus
+from tests.examples import examples
 from tests.property.strategies import LENGTHS, PACKINGS
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler here")
@@ -64,7 +65,7 @@ def test_what_is_here_compiles():  # or the tests below would hold nothing
     st.sampled_from([0, 2**31 - 40, 2**40]),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=400, deadline=None)
+@examples(400)
 def test_a_pool_is_packed_as_its_reference_packs_it(lengths, length, rule, key, first, random):
     # The first document of each shard is as long as `first`, and stays outside the ranges.
     corpus = corpus_of(*(first + np.cumsum(of) for of in lengths if first + sum(of)))
@@ -122,7 +123,7 @@ def assert_equal(plain, compiled):
     st.sampled_from([65_536, 2**20]),
     st.sampled_from(["int64", "int32"]),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_batches_are_those_of_the_plain_reference(
     lengths, packing, length, rows, per_shard, vocab_size, dtype
 ):

@@ -8,12 +8,13 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import StateMismatch
 from penstock.data.schedule.change_log import ChangeLog, Skip
 from penstock.data.state import SavedLoaderState, check_identity, decode, encode
+from tests.examples import examples
 
 CHANGE_LOG = ChangeLog(
     batch=((0, 4), (5, 5)),
@@ -201,7 +202,7 @@ def mutated(state: Any, draw: Callable[[Any], Any]) -> None:
 
 @pytest.mark.parametrize("saved", [SAVED, told_often(17)], ids=["few mixtures", "many"])
 @given(st.data())
-@settings(max_examples=600, deadline=None)
+@examples(600)
 def test_no_mutation_of_a_state_is_accepted(saved: SavedLoaderState, data: st.DataObject) -> None:
     state = json.loads(json.dumps(encode(saved)))
     for _ in range(data.draw(st.integers(1, 3))):

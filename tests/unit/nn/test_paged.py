@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from penstock.nn import native
 from penstock.nn.kernels import paged
 from penstock.nn.kernels.layout import AttentionLayout
 from penstock.nn.kernels.paged import LayerPages, Paged
+from tests.examples import examples
 from tests.paged_cases import a_layer, a_step, written_out
 
 WAYS = [
@@ -46,7 +47,7 @@ SHARES = st.lists(
     head=st.sampled_from([(2, None), (16, None), (40, None), (4, torch.int8), (40, torch.int8)]),
     window=st.sampled_from([None, 1, 5, 30]),
 )
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.usefixtures("way")
 def test_any_layout_is_attended_as_written_out(shares, heads, block_size, head, window):
     step, num_blocks = a_step(shares, block_size=block_size)

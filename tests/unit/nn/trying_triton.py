@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 import triton
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -20,6 +20,7 @@ from penstock.nn.kernels import paged_triton
 from penstock.nn.kernels.pages import SCALE_SIZE, row_size
 from penstock.nn.linear import quantized_triton
 from penstock.nn.linear.rounding import GROUP, to_halves, to_int4, to_int8
+from tests.examples import examples
 from tests.paged_cases import a_layer, a_step, written_out
 from tests.sampling_cases import numbers, rows, samplings
 
@@ -37,7 +38,7 @@ LONGER = st.lists(
     window=st.sampled_from([None, 1, 5, 30]),
     pages=st.sampled_from([None, torch.int8]),
 )
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def any_layout_is_attended_as_written_out(shares, heads, block_size, head_dim, window, pages):
     check(shares, heads=heads, block_size=block_size, head_dim=head_dim, window=window, kept=pages)
 
@@ -68,7 +69,7 @@ def check(
     groups=st.sampled_from([1, 4, 10]),
     dtype=st.sampled_from([torch.float32, torch.float16]),
 )
-@settings(max_examples=15, deadline=None)
+@examples(15)
 def products_are_those_of_the_numbers_that_codes_stand_for(num_tokens, outputs, groups, dtype):
     torch.manual_seed(num_tokens)
     weight, x = torch.randn(outputs, groups * GROUP) / 10, torch.randn(num_tokens, groups * GROUP).to(dtype)
@@ -86,7 +87,7 @@ def products_are_those_of_the_numbers_that_codes_stand_for(num_tokens, outputs, 
 
 
 @given(rows(), st.lists(samplings, min_size=5, max_size=5), st.lists(numbers, min_size=5, max_size=5))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def the_same_tokens_are_drawn_as_by_plain_torch(logits, chosen, drawn):
     wanted = settings_tensor(chosen[: len(logits)], drawn[: len(logits)], vocab=logits.shape[1])
     assert draw_triton.draw(logits, wanted).tolist() == choose_plain(logits, wanted).tolist()

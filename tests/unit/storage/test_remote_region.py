@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.storage.cache_region import PAGE_BYTES, REGION_BYTES, Region
+from tests.examples import examples
 
 CONTENT = np.random.default_rng(0).bytes(REGION_BYTES)
 SHORT = 3 * PAGE_BYTES + 100
@@ -44,7 +45,7 @@ def test_what_one_opening_writes_another_reads(path: Path) -> None:
     assert not other.data.flags.writeable
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(where=st.integers(0, PAGE_BYTES + SHORT - 1), bit=st.integers(0, 7), cut=st.booleans(), boot=BOOTS)
 def test_no_damage_is_served_after_a_boot(
     tmp_path_factory: pytest.TempPathFactory, where: int, bit: int, cut: bool, boot: str | None
