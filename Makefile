@@ -8,8 +8,8 @@ AZURITE := .azurite/node_modules/.bin/azurite-blob
 
 .PHONY: demo test test-fast soak image gpu null-gpu null-gpu-kit check format docs setup clean
 
-demo: setup           ## the main job, end to end, on this machine
-	penstock demo
+demo: $(BIN)/.runtime ## the main job, end to end, on this machine
+	@penstock demo --quick
 
 test: setup           ## every test
 	pytest -n 2
@@ -64,6 +64,15 @@ format: setup
 docs: setup           ## the manual as a site in build/site; to search it: python3 -m http.server -d build/site
 	zensical build --strict --clean
 
+# What the demo needs, a third of what the tests need. Operators are built beside pip's work and the demo's.
+$(BIN)/.runtime: pyproject.toml constraints.txt
+	@echo "Installing Penstock with its server into $(VENV): a gigabyte, a few minutes"; start=$$(date +%s); \
+	$(PYTHON) -m venv $(VENV) && \
+	$(BIN)/pip install --quiet --constraint constraints.txt torch numpy && \
+	{ PYTHONPATH=src nice $(BIN)/python -m penstock.nn.native >/dev/null 2>&1 </dev/null & } && \
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[serve]' && \
+	echo "Installed in $$(($$(date +%s) - start)) s" && touch $@
+
 setup: $(BIN)/.installed
 
 $(BIN)/.installed: pyproject.toml constraints.txt
@@ -76,7 +85,7 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]' && \
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps torchtitan tyro docstring-parser; \
 	status=$$?; wait; exit $$status
-	touch $@
+	touch $(BIN)/.runtime $@
 
 clean:
 	rm -rf $(VENV) runs build .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from penstock.cli.demo_commands import interrupted, output, penstock, say
+from penstock.cli.demo_commands import interrupted, output, penstock, say, say_time
 from penstock.cli.demo_tuning import TunedModel, tune
 from penstock.core import clock
 from penstock.core.errors import PenstockError, UsageError
@@ -72,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     say("8. Draw the report")
     penstock("report", folder)
     tuned = tune(folder / "tuned", first_step=9)
+    say_time()
     return _summarise(folder, tuned, seconds=clock.monotonic() - start)
 
 

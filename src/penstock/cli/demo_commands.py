@@ -10,13 +10,32 @@ from pathlib import Path
 
 from penstock.core import clock
 from penstock.core.errors import PenstockError
+from penstock.core.units import duration
 from penstock.obs.metric_names import METRICS_FILE
 from penstock.obs.sinks.jsonl import read_records
 
 
-def say(title: str) -> None:
-    """Print the title of a step."""
-    print(f"\n== {title}", flush=True)
+class Steps:
+    """The steps of the demo: each has a title, and at its end the time that it took."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+
+    def begin(self, title: str) -> None:
+        """Print the time of the step before, if there is one, and the title of this one."""
+        self.end()
+        print(f"\n== {title}", flush=True)
+        self._began = clock.monotonic()
+
+    def end(self) -> None:
+        """Print the time of the step."""
+        if self._began is not None:
+            print(f"   {duration(clock.monotonic() - self._began)}", flush=True)
+        self._began = None
+
+
+_steps = Steps()
+say, say_time = _steps.begin, _steps.end
 
 
 def command(words: Sequence[object]) -> list[str]:

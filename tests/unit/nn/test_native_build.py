@@ -134,7 +134,8 @@ def test_a_build_that_failed_is_tried_again_by_the_command_or_with_another_compi
     assert not list(own_cache.glob("*.failed"))
 
 
-def test_the_path_of_the_environment_is_no_part_of_the_name(own_cache, compiler):
+@pytest.mark.usefixtures("own_cache", "compiler")
+def test_the_path_of_the_environment_is_no_part_of_the_name():
     unit = build.unit()
     elsewhere = replace(unit, paths=["-I/another/environment/torch/include"])
     assert library_of(elsewhere) == library_of(unit)
@@ -206,7 +207,8 @@ def test_the_limit_ends_the_compiler_and_what_it_started(own_cache, gated, monke
     assert {p.suffix for p in own_cache.iterdir()} == {".lock", ".failed"}
 
 
-def test_who_waits_for_another_build_says_so_and_gets_its_library(own_cache, gated, monkeypatch):
+@pytest.mark.usefixtures("own_cache")
+def test_who_waits_for_another_build_says_so_and_gets_its_library(gated, monkeypatch):
     pids, gate = gated
     builder = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, text=True)
     processes_in(pids)
@@ -224,7 +226,8 @@ def test_who_waits_for_another_build_says_so_and_gets_its_library(own_cache, gat
     assert builder.communicate()[0].strip() == str(library)
 
 
-def test_waiting_for_another_build_has_a_bound(own_cache, gated, monkeypatch):
+@pytest.mark.usefixtures("own_cache")
+def test_waiting_for_another_build_has_a_bound(gated, monkeypatch):
     pids, _ = gated
     builder = subprocess.Popen(COMMAND, stdout=subprocess.DEVNULL)
     processes_in(pids)
@@ -235,9 +238,8 @@ def test_waiting_for_another_build_has_a_bound(own_cache, gated, monkeypatch):
     builder.wait()
 
 
-def test_the_first_use_waits_for_nothing_and_the_next_start_has_the_operators(
-    own_cache, gated, monkeypatch, caplog
-):
+@pytest.mark.usefixtures("own_cache")
+def test_the_first_use_waits_for_nothing_and_the_next_start_has_the_operators(gated, monkeypatch, caplog):
     pids, gate = gated
     monkeypatch.delenv("PENSTOCK_NATIVE")
     with caplog.at_level(logging.WARNING):
@@ -251,7 +253,8 @@ def test_the_first_use_waits_for_nothing_and_the_next_start_has_the_operators(
     assert library_if_built(build.unit()) == library
 
 
-def test_a_build_says_how_long_it_takes_while_it_takes_it(own_cache, gated, monkeypatch):
+@pytest.mark.usefixtures("own_cache")
+def test_a_build_says_how_long_it_takes_while_it_takes_it(gated, monkeypatch):
     _, gate = gated
     monkeypatch.setattr(native_compiler, "_QUIET_S", 0.0)
     said = []
@@ -263,7 +266,7 @@ def test_a_build_says_how_long_it_takes_while_it_takes_it(own_cache, gated, monk
 def test_a_home_that_cannot_be_written_to_is_said_with_what_to_do(monkeypatch):
     monkeypatch.setenv("PENSTOCK_CACHE", "/proc/nowhere")
     for ask in (library_of, library_if_built):
-        with pytest.raises(NotBuilt, match="No folder for compiled code .*Set PENSTOCK_CACHE"):
+        with pytest.raises(NotBuilt, match=r"No folder for compiled code .*Set PENSTOCK_CACHE"):
             ask(build.unit())
 
 
