@@ -204,5 +204,10 @@ def multiply_in_8_bits(model: nn.Module, recipe: Recipe, *, native: bool) -> Non
                 continue
         if type(module) is nn.Linear:
             module.__class__ = Float8TrainingLinear
-        if isinstance(module, nn.Linear) and hasattr(module, "multiply"):  # also tensor-parallel ones
+        if isinstance(module, Float8TrainingLinear) or _is_sliced(module):
             module.multiply = multiply  # type: ignore[assignment]  # not a module or tensor
+
+
+def _is_sliced(module: nn.Module) -> bool:
+    """True for the linear layers of parallel/tensor.py, which is loaded only where they are used."""
+    return isinstance(module, nn.Linear) and hasattr(module, "group") and hasattr(module, "multiply")
