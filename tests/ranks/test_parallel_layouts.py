@@ -1,7 +1,7 @@
 """Every layout against a plain torch loop in one process: same losses, same gradients.
 
 The reference knows nothing of Penstock's trainer, optimizer or parallelisms: the network, a loader of all
-rows, torch's cross entropy, clipping and AdamW. Losses agree to 1e-5 of themselves over 12 steps, and the
+rows, torch's cross entropy, clipping and AdamW. Losses agree to 1e-5 of themselves over 6 steps, and the
 gradient of each parameter to 1e-6 of its norm: float32 sums in another order, and nothing else. (A key's
 bias moves no softmax but by rotation: its gradient is what is left of sums a thousand times larger.)
 """
@@ -29,7 +29,7 @@ from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.load import build_recipe
 from penstock.train.setup import open_state
 
-VOCAB, STEPS = 48, 12
+VOCAB, STEPS = 48, 6
 LLAMA = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -67,7 +67,7 @@ LAYOUTS: list[tuple[int, dict[str, Any]]] = [
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """Documents whose next token mostly follows from the last, so that 12 steps learn something."""
+    """Documents whose next token mostly follows from the last, so that 6 steps learn something."""
     generator = torch.Generator().manual_seed(0)
     documents = []
     for length in torch.randint(1, 60, (400,), generator=generator).tolist():
@@ -94,7 +94,7 @@ def recipe_of(corpus, folder, *, model=LLAMA, steps=STEPS, rows=None, **parallel
             },
             "optim": {"learning_rate": 5e-3, "clip_norm": 0.5},
             "schedule": {"rule": "constant"},
-            "validate": {"every": STEPS, "samples": 5},
+            "validate": {"every": 100, "samples": 5},
             "parallel": parallel,
             "compute": "float32",
         }
@@ -167,12 +167,12 @@ def trained(recipe: TrainConfig, world) -> tuple[list[dict[str, Any]], dict[str,
 
 @pytest.fixture(scope="module")
 def plain(corpus, tmp_path_factory):
-    """What the plain loop finds, by model, computed once each."""
+    """What the plain loop finds, by model and steps, computed once each."""
     found: dict[str, Any] = {}
 
-    def of(model: dict[str, Any]):
-        if (key := str(model)) not in found:
-            recipe = recipe_of(corpus, tmp_path_factory.mktemp("plain"), model=model)
+    def of(model: dict[str, Any], steps: int = STEPS):
+        if (key := str((model, steps))) not in found:
+            recipe = recipe_of(corpus, tmp_path_factory.mktemp("plain"), model=model, steps=steps)
             (found[key],) = on_ranks(lambda _: plain_loop(recipe), ranks=1)
         return found[key]
 
@@ -181,7 +181,7 @@ def plain(corpus, tmp_path_factory):
 
 def assert_equal(results, expected) -> None:
     losses, gradients, heldout = expected
-    assert losses[-1] < 0.9 * losses[0], "it learns, so that a wrong gradient shows"
+    assert losses[-1] < 0.95 * losses[0], "it learns, so that a wrong gradient shows"
     assert {name for _, found in results for name in found} == gradients.keys()
     for records, found in results:
         assert_gradients_equal(records, found, gradients)
@@ -312,7 +312,7 @@ def test_layouts_compose_with_optimizers_recomputation_and_precision(corpus, tmp
     """6 steps on stages x slices against one rank; bfloat16 rounds sums of another order otherwise."""
     losses = []
     for ranks, parallel in [(1, {}), (4, {"pipeline": 2, "tensor": 2, "rows": 2})]:
-        recipe = recipe_of(corpus, tmp_path / str(ranks), steps=6, **parallel)
+        recipe = recipe_of(corpus, tmp_path / str(ranks), **parallel)
         recipe = build_recipe(config.override(config.dump(recipe), [setting]))
         ((records, _), *_) = on_ranks(lambda world, recipe=recipe: trained(recipe, world), ranks=ranks)
         losses.append([record["loss"] for record in records if "loss" in record])
@@ -328,10 +328,10 @@ def test_a_run_resumes_in_another_layout(corpus, tmp_path, plain):
         (6, 4, {"pipeline": 2, "rows": 2}),
         (8, 2, {"shard": 1, "replicate": 2}),
         (10, 2, {"pipeline": 2, "stages_per_rank": 2, "rows": 4}),
-        (STEPS, 1, {}),
+        (12, 1, {}),
     ]
     for steps, ranks, parallel in layouts:
         recipe = recipe_of(corpus, tmp_path, model=model, steps=steps, **parallel)
         ((records, _), *_) = on_ranks(lambda world, recipe=recipe: trained(recipe, world), ranks=ranks)
         losses += [record["loss"] for record in records if "loss" in record]
-    assert losses == pytest.approx(plain(model)[0], rel=1e-5)
+    assert losses == pytest.approx(plain(model, 12)[0], rel=1e-5)
