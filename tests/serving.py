@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from openai import OpenAI
 from pydantic import BaseModel
 
 from tests.tiny_models import save_talker
+from tests.warm import Command
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -93,10 +93,9 @@ class Running:
 @contextmanager
 def serving(folder: Path, *words: object, **variables: str) -> Iterator[Running]:
     """Run `penstock serve` on a free port; ended by force if the test has not ended it."""
-    command = [sys.executable, "-m", "penstock", "serve", str(folder), "--port", "0", "--json"]
     with tempfile.NamedTemporaryFile("w", suffix=".err", delete=False) as errors:
-        process = subprocess.Popen(
-            [*command, *map(str, words)],
+        process = Command(
+            *("serve", folder, "--port", 0, "--json", *words),
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

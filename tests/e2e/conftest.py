@@ -13,17 +13,7 @@ from playwright.sync_api import sync_playwright
 
 from tests.browser import CHROMIUM
 from tests.serving import end, make_model, serving
-
-
-def penstock(*words, timeout=240, **options):
-    """Run a command to its end; returns the finished process with its output as text."""
-    return subprocess.run(
-        [sys.executable, "-m", "penstock", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        **options,
-    )
+from tests.warm import Command, penstock
 
 
 def audit_of_pods(folder):
@@ -44,8 +34,7 @@ def torchrun(*words):
 @contextmanager
 def console(*words, port=0):
     """Yield the address of `penstock console`."""
-    command = [sys.executable, "-m", "penstock", "console", *map(str, words), "--port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with Command("console", *words, "--port", port, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield re.search(r"http://\S+?/", process.stdout.readline())[0]
         finally:

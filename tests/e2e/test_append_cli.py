@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from penstock.data.corpus.manifest import load_manifest
-from tests.e2e.conftest import penstock
+from tests.warm import penstock
 
 
 @pytest.fixture

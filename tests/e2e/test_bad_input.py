@@ -4,14 +4,13 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from penstock.cli.main import main
-from tests.e2e.conftest import penstock
+from tests.warm import Command, penstock
 
 
 @pytest.fixture(autouse=True)
@@ -167,8 +166,7 @@ def test_a_gradient_that_is_not_finite_changes_no_weight(recipe):
 
 
 def test_two_runs_cannot_write_one_folder(recipe, tmp_path):
-    words = [sys.executable, "-m", "penstock", "train", str(recipe), "--set", "run.steps=100000"]
-    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as first:
+    with Command("train", recipe, "--set", "run.steps=100000", stderr=subprocess.DEVNULL) as first:
         deadline = time.monotonic() + 60
         while not (tmp_path / "run" / "metrics.jsonl").is_file() and time.monotonic() < deadline:
             time.sleep(0.05)

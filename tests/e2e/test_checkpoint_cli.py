@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-import sys
 
 import pytest
 
 from penstock.cli.main import main
+from tests.warm import Command
 
 
 @pytest.fixture
@@ -24,9 +24,7 @@ def said(capsys):
 def test_a_training_run_is_listed_verified_and_exported_at_any_step(recipe, tmp_path, said):
     run, settings = tmp_path / "run", ["--set", "checkpoint.every=5", "--set", "checkpoint.keep_every=5"]
     words = ["train", str(recipe), "--set", "run.steps=100000", *settings]
-    with subprocess.Popen(
-        [sys.executable, "-m", "penstock", *words], stderr=subprocess.PIPE, text=True
-    ) as job:
+    with Command(*words, stderr=subprocess.PIPE, text=True) as job:
         try:
             for line in job.stderr:
                 if "checkpoint step=10 " in line:

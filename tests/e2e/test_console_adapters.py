@@ -9,10 +9,10 @@ from penstock.console import state as console_state
 from penstock.engine.config import EngineConfig
 from penstock.engine.llm import LLM
 from penstock.engine.sampling_params import Params, Sampling
-from tests.e2e.conftest import penstock
 from tests.e2e.test_console_models import console, events
 from tests.e2e.test_tune_cli import TEMPLATE
 from tests.tiny_models import save_talker
+from tests.warm import penstock
 
 RECIPE = """
 compute = "float32"

@@ -18,8 +18,8 @@ from penstock.engine.llm import LLM
 from penstock.engine.sampling_params import Params, Sampling
 from penstock.testing.corpora import write_corpus
 from penstock.text.tokenizer import train_tokenizer
-from tests.e2e.conftest import penstock
 from tests.launched import records_of
+from tests.warm import penstock
 
 HOST = "127.0.0.1:8400"
 OWN = {"origin": f"http://{HOST}"}

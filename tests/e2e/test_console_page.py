@@ -8,7 +8,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -17,8 +16,9 @@ from playwright.sync_api import expect
 
 from penstock.train.control.requests import ControlReply, ControlRequest, answer, read_request, submit
 from tests.browser import DEVICES, PATIENCE_MS, check_is_usable, needs_browser, page_of
-from tests.e2e.conftest import console, penstock
+from tests.e2e.conftest import console
 from tests.launched import records_of, wait_until
+from tests.warm import Command, penstock
 
 pytestmark = needs_browser
 
@@ -509,11 +509,9 @@ def test_a_slider_moved_on_a_phone_reaches_all_ranks_and_both_windows_follow_a_k
     run = folder / "live" / "run"
     words = ("--set", f"run.dir={run}", "--set", "samples.every=0", "--set", "checkpoint.every=20")
     words = (*words, "--set", "data.global_batch_size=6", "--set", "run.device_hour_price=3600")
-    train = [sys.executable, "-m", "penstock", "train", str(folder / "recipe.toml"), *map(str, words)]
+    train = ["train", folder / "recipe.toml", *words]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    first = subprocess.Popen(
-        [*train, "--set", "run.steps=100000", "--processes", "2"], start_new_session=True, **quiet
-    )
+    first = Command(*train, "--set", "run.steps=100000", "--processes", 2, start_new_session=True, **quiet)
     try:
         wait_until(lambda: len(records_of(run)) > 5, "the run has steps", alive=lambda: first.poll() is None)
         with console(folder / "live", "--control") as address:
@@ -569,13 +567,8 @@ def test_a_slider_moved_on_a_phone_reaches_all_ranks_and_both_windows_follow_a_k
             first.wait(120)
             killed = records_of(run)[-1]
             done = killed["step"]
-            second = subprocess.run(
-                [*train, "--set", f"run.steps={done + 10}", "--processes", "3"],
-                check=False,
-                timeout=200,
-                **quiet,
-            )
-            assert second.returncode == 0
+            second = penstock(*train, "--set", f"run.steps={done + 10}", "--processes", 3)
+            assert second.returncode == 0, second.stderr
             for one, shown in ((page, step), (phone, on_phone)):
                 expect(one.get_by_role("region", name="Events")).to_contain_text("2 -> 3 ranks")
                 expect(one.locator(".run-head .pill")).to_have_text("finished")
@@ -598,10 +591,10 @@ def test_each_form_sends_its_request_and_the_reply_stands_beside_it(folder, open
         *("parallel.shard=1", "parallel.replicate=-1", "outer.every=4", "outer.min_islands=1"),
         "checkpoint.every=4",
     )
-    train = [sys.executable, "-m", "penstock", "train", str(folder / "recipe.toml"), "--processes", "2"]
+    train = ["train", folder / "recipe.toml", "--processes", 2]
     train += [word for setting in settings for word in ("--set", setting)]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    job = subprocess.Popen(train, start_new_session=True, **quiet)
+    job = Command(*train, start_new_session=True, **quiet)
     try:
         wait_until(lambda: len(records_of(run)) > 5, "the run has steps", alive=lambda: job.poll() is None)
         with console(folder / "forms", "--control") as address:

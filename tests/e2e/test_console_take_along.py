@@ -12,8 +12,9 @@ from playwright.sync_api import expect
 from penstock.testing.corpora import write_corpus
 from penstock.text.tokenizer import train_tokenizer
 from tests.browser import DEVICES, check_is_usable, needs_browser, page_of
-from tests.e2e.conftest import console, penstock
+from tests.e2e.conftest import console
 from tests.launched import wait_until
+from tests.warm import penstock
 
 EVIL = "</script><img src=x onerror=alert(1)>"
 NAME = "<img src=x onerror=alert(1)>"

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,16 +15,15 @@ import tokenizers
 
 from penstock.testing.corpora import write_corpus
 from penstock.text.tokenizer import train_tokenizer
+from tests import warm
 from tests.published_templates import CHATML, without_tags
+from tests.warm import Command
 
-COMMAND = (sys.executable, "-m", "penstock", "data")
 ENVIRONMENT = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
 
 
 def penstock(*words: object, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *map(str, words)], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=240
-    )
+    return warm.penstock("data", *words, cwd=folder, env=ENVIRONMENT)
 
 
 def one_line(text: str) -> str:
@@ -120,8 +118,8 @@ def many(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> tuple[Pat
 def started(folder: Path, out: str, tokenizer: Path, *, shards: int) -> subprocess.Popen[str]:
     """Start a preparation and return when it has finished so many more shards, or ended."""
     had = len(list((folder / out).glob("shard-*.arrow")))
-    process = subprocess.Popen(
-        [*COMMAND, *map(str, ARGUMENTS), out, "--tokenizer", str(tokenizer)],
+    process = Command(
+        *("data", *ARGUMENTS, out, "--tokenizer", tokenizer),
         cwd=folder,
         env=ENVIRONMENT,
         text=True,
@@ -170,8 +168,8 @@ def test_conversations_killed_in_the_middle_end_with_the_same_bytes(tmp_path: Pa
     whole = penstock(*words, "whole", folder=tmp_path)
     assert whole.returncode == 0, whole.stderr
     killed = tmp_path / "killed"
-    with subprocess.Popen(
-        [*COMMAND, *map(str, words), "killed"],
+    with Command(
+        *("data", *words, "killed"),
         cwd=tmp_path,
         env=ENVIRONMENT,
         stdout=subprocess.DEVNULL,

@@ -5,7 +5,7 @@ import re
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.e2e.conftest import penstock
+from tests.warm import penstock
 
 
 @pytest.mark.timeout(1500)  # two minutes' work for two cores of their own; a busy machine gives it less

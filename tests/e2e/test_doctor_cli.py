@@ -6,7 +6,7 @@ import os
 import pytest
 
 from penstock.plan.hardware import load_cluster
-from tests.e2e.conftest import penstock
+from tests.warm import penstock
 
 
 def test_one_machine_is_examined_with_its_corpus_and_leaves_nothing_behind(corpus, tmp_path):

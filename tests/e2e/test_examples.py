@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import penstock
+from tests.warm import penstock
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -4,13 +4,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import penstock
+from tests.warm import Command, penstock
 
 
 def steps_of(run):
@@ -25,9 +24,8 @@ def children_of(pid):
 
 def interrupted(words, run, interrupt, *, ranks):
     """Start a job without end and do something to its process after some steps; return how it ended."""
-    command = [sys.executable, "-m", "penstock", *words, "--set", "run.steps=1000000"]
-    command += ["--processes", str(ranks)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    command = [*words, "--set", "run.steps=1000000", "--processes", ranks]
+    with Command(*command, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 180
         while len(steps_of(run)) < 5:
             assert process.poll() is None, process.stderr.read()

@@ -6,7 +6,6 @@ import pty
 import select
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -16,7 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock.cli import main as command_line
 from penstock.text.tokenizer import Tokenizer
+from tests import warm
 from tests.tiny_models import TEXT, save_talker
+from tests.warm import Command
 
 CONTEXT = 2048
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -29,10 +30,13 @@ def folder(tmp_path_factory):
 
 
 def penstock(*words, stdin="", **variables):
-    command = [sys.executable, "-m", "penstock", *(w if isinstance(w, bytes) else str(w) for w in words)]
-    sent = stdin if isinstance(stdin, bytes) else stdin.encode()
-    environment = {**os.environ, **variables}
-    done = subprocess.run(command, input=sent, capture_output=True, timeout=120, env=environment, check=False)
+    done = warm.penstock(
+        *words,
+        stdin=stdin if isinstance(stdin, bytes) else stdin.encode(),
+        env={**os.environ, **variables},
+        interpreter="it reads the locale as it starts" if variables else "",
+        text=False,
+    )
     # decoded here, because text mode would turn a carriage return of the model into a newline
     done.stdout, done.stderr = done.stdout.decode(), done.stderr.decode()
     return done
@@ -190,8 +194,7 @@ def read_until(terminal, wanted, *, seconds=60):
 
 def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(folder):
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "penstock", "chat", str(folder), "--greedy"]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
+    process = Command("chat", folder, "--greedy", stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     try:
         shown = read_until(ours, b"> ")

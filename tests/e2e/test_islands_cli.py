@@ -4,13 +4,11 @@ import getpass
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 from penstock.obs.sinks.jsonl import read_records
-from tests.e2e.conftest import penstock
+from tests.warm import Command, penstock
 
 SETTINGS = (
     "run.steps=1000000", "parallel.shard=1", "parallel.replicate=-1", "outer.every=4", "outer.min_islands=1",
@@ -39,9 +37,9 @@ def children_of(pid):
 
 def test_a_job_goes_on_when_an_island_is_killed_and_when_others_join(recipe, tmp_path):
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "penstock", "train", str(recipe), "--processes", "3"]
+    command = ["train", recipe, "--processes", 3]
     command += [word for setting in SETTINGS for word in ("--set", setting)]
-    with (tmp_path / "said").open("w") as said, subprocess.Popen(command, stderr=said) as process:
+    with (tmp_path / "said").open("w") as said, Command(*command, stderr=said) as process:
         reached = wait_for(process, run, ranks=3, steps=6)
         os.kill(children_of(process.pid)[1], signal.SIGKILL)
         assert wait_for(process, run, ranks=2, steps=6) > reached - 6

@@ -10,12 +10,13 @@ import httpx
 import pytest
 
 from penstock.launch.failed_pods import MOST_FAILED
-from tests.e2e.conftest import audit_of_pods, penstock
+from tests.e2e.conftest import audit_of_pods
 from tests.jobset_controller import jobset_controller
 from tests.kubelet import nodes
 from tests.kubernetes import JOBSET, cluster
 from tests.launched import newest_step, wait_until, write_recipe
 from tests.serving import make_model
+from tests.warm import penstock
 
 STEPS, LONG = 60, 400
 

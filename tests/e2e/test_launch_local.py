@@ -3,13 +3,10 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from penstock.launch.job_folder import JobFolder
-from tests.e2e.conftest import penstock
 from tests.launched import (
     disturb,
     events_of,
@@ -20,6 +17,7 @@ from tests.launched import (
     wait_until,
     write_recipe,
 )
+from tests.warm import Command, penstock
 
 STEPS = 40
 
@@ -83,7 +81,7 @@ def test_a_killed_rank_is_started_again_and_another_terminal_stops_the_run(made,
     recipe, run = made
     words = ["launch", "local", str(recipe), "--nodes", "2", "--grace", "60"]
     out = (tmp_path / "out").open("wb")
-    launcher = subprocess.Popen([sys.executable, "-m", "penstock", *words], stdout=out, stderr=out)
+    launcher = Command(*words, stdout=out, stderr=out)
     try:
 
         def is_alive():
@@ -122,10 +120,10 @@ def test_a_killed_rank_is_started_again_and_another_terminal_stops_the_run(made,
 def test_a_stop_by_request_is_for_good_until_the_run_is_launched_again(corpus, tmp_path, nodes):
     run = tmp_path / "run"
     recipe = write_recipe(tmp_path / "recipe.toml", corpus, run=run, steps=100_000, every=1000)
-    words = [sys.executable, "-m", "penstock", "launch", "local", str(recipe), "--nodes", nodes]
+    words = ["launch", "local", str(recipe), "--nodes", nodes]
     for least in (5, 10):
         with (tmp_path / "out").open("wb") as out:
-            launcher = subprocess.Popen(words, stdout=out, stderr=out)
+            launcher = Command(*words, stdout=out, stderr=out)
         try:
             begin = newest_step(run)
             wait_until(

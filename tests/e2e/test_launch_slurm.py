@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import penstock
 from tests.launched import (
     events_of,
     frozen,
@@ -20,6 +19,7 @@ from tests.launched import (
     write_recipe,
 )
 from tests.slurm_cluster import slurm_cluster, why_absent
+from tests.warm import penstock
 
 STEPS = 60
 

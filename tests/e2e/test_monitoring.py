@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from contextlib import contextmanager
@@ -18,8 +17,8 @@ import pytest
 import yaml
 
 from penstock.obs.metric_names import training_metric
-from tests.e2e.conftest import penstock
 from tests.status_server import status_server
+from tests.warm import Command, penstock
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "monitoring"
 
@@ -33,10 +32,8 @@ def free_port():
 def training(recipe, *settings, **variables):
     """Train until the block ends, then stop as a scheduler does; the run must save and exit with 75."""
     words = [word for setting in ("run.steps=1000000", *settings) for word in ("--set", setting)]
-    command = [sys.executable, "-m", "penstock", "train", str(recipe), *words]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env={**os.environ, **variables}
-    ) as process:
+    command = ["train", recipe, *words]
+    with Command(*command, stderr=subprocess.PIPE, text=True, env={**os.environ, **variables}) as process:
         try:
             yield process
             process.send_signal(signal.SIGTERM)
@@ -67,8 +64,7 @@ def names_of_a_daemon():
     """Return the names of the series of `penstock doctor --every`."""
     port = free_port()
     words = ["--every", "1h", "--checks", "gpus", "--metrics-port", str(port)]
-    command = [sys.executable, "-m", "penstock", "doctor", *words]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with Command("doctor", *words, stderr=subprocess.PIPE, text=True) as process:
         try:
             wait_for(lambda: "penstock_node_healthy" in page(port), process)
             return set(re.findall(r"^(\w+)", page(port), re.MULTILINE))

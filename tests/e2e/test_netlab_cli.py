@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 
 import pytest
 
@@ -11,6 +10,7 @@ from penstock.cli.main import main
 from penstock.netlab.hosts import why_not
 from penstock.train.islands.schedule import bytes_per_step
 from penstock.train.recipe.load import load_recipe
+from tests.warm import Command
 
 from .conftest import penstock
 
@@ -80,9 +80,9 @@ def test_islands_send_what_is_said_of_them(recipe, tmp_path):
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_ctrl_c_ends_the_ranks_after_their_step_and_leaves_nothing(recipe, tmp_path):
     """The shell sends it to all processes of the terminal; here to the one that forwards it."""
-    command = [sys.executable, "-m", "penstock", "netlab", "run", recipe, "--hosts", "2", "--steps", "40000"]
+    command = ["netlab", "run", recipe, "--hosts", 2, "--steps", 40000]
     long = ["--set", "run.steps=50000"]
-    with subprocess.Popen([*command, *long], stderr=subprocess.PIPE, text=True, cwd=tmp_path) as lab:
+    with Command(*command, *long, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as lab:
         assert any(line.startswith("step 1/") for line in lab.stderr)  # the ranks of the run train
         lab.send_signal(signal.SIGINT)
         said = lab.stderr.read()

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -19,9 +18,9 @@ from penstock.core.pod_https import Credentials, Refused
 from penstock.doctor import daemon
 from penstock.doctor.checks.check import green, red
 from penstock.doctor.node_condition import TYPE, set_condition
-from tests.e2e.conftest import penstock
 from tests.e2e.test_monitoring import free_port
 from tests.kubernetes import cluster
+from tests.warm import Command, penstock
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "node-checks"
 NAME = "penstock-node-checks"
@@ -207,14 +206,12 @@ def test_the_daemon_sets_the_condition_of_its_node(kubernetes, pod, caplog):
 def watching():
     """`penstock doctor --every`, its port and its process; ended by the test or by force."""
     port = free_port()
-    command = [sys.executable, "-m", "penstock", "doctor", "--every", "1h", "--checks", "gpus"]
+    command = ["doctor", "--every", "1h", "--checks", "gpus"]
     words = ["--metrics-port", str(port), "--expect-gpus"]
     running = []
 
     def start(expected):
-        process = subprocess.Popen(
-            [*command, *words, str(expected)], stderr=subprocess.PIPE, text=True, env=dict(os.environ)
-        )
+        process = Command(*command, *words, expected, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
         running.append(process)
         deadline = time.monotonic() + 120
         while "penstock_node_healthy" not in (text := page(port)):

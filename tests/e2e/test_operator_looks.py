@@ -1,7 +1,6 @@
 """Single looks of the operator at runs on a real API server, where no controller changes anything."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from penstock.launch.controller.reconcile import API, Reconciler
 from penstock.launch.engines.kubernetes_api import connect
 from tests.kubernetes import JOBSET, cluster
 from tests.launched import write_recipe
+from tests.warm import Command
 
 DEFINITION = Path(__file__).parents[2] / "deploy" / "operator" / "crd.yaml"
 TRAINER = "trainer.kubeflow.org/v1alpha1"
@@ -145,8 +145,7 @@ def test_a_trainjob_and_the_jobset_that_trainer_makes_of_it_are_one_job(server, 
 
 def test_a_signal_that_comes_before_the_first_look_ends_the_operator(server, tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path / "kubeconfig")))
-    command = [sys.executable, "-m", "penstock", "operator", "--namespace", "default"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with Command("operator", "--namespace", "default", stderr=subprocess.PIPE, text=True) as process:
         for line in process.stderr:
             if "leading" in line:
                 process.terminate()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from penstock.data import Loader
-from tests.e2e.conftest import penstock
+from tests.warm import penstock
 
 PREVIOUS = Path(__file__).parents[1] / "golden" / "previous"
 STATES = json.loads((PREVIOUS / "loader_states.json").read_text())

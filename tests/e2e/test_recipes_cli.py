@@ -10,7 +10,7 @@ import pytest
 from penstock.cli.main import main
 from penstock.testing.corpora import write_corpus
 from penstock.train.recipe.load import recipe_names
-from tests.e2e.conftest import penstock
+from tests.warm import penstock
 
 SHORT = [
     word

@@ -4,8 +4,6 @@ import csv
 import json
 import re
 import shutil
-import subprocess
-import sys
 from contextlib import contextmanager
 
 import numpy as np
@@ -17,6 +15,7 @@ from penstock.cli import main as command_line
 from penstock.testing.corpora import write_corpus
 from tests.browser import DEVICES, check_is_usable, needs_browser
 from tests.unit.obs.html_elements import charts_of, layers_of
+from tests.warm import penstock
 
 CHARTS = {"loss", "tokens-per-s", "data-wait-share", "learning-rate", "grad-norm", "phases"}
 IS_DRAWN = """canvas => {
@@ -45,11 +44,6 @@ path = "@/a"
 every = 4
 samples = 4
 """
-
-
-def penstock(*words):
-    command = [sys.executable, "-m", "penstock", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
 
 @pytest.fixture(scope="module")

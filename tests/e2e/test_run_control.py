@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from statistics import mean
@@ -19,7 +18,8 @@ from penstock.core import config
 from penstock.core.files import write_json
 from penstock.data.corpus.open import open_corpus
 from penstock.train.recipe.load import build_recipe
-from tests.e2e.conftest import penstock, torchrun
+from tests.e2e.conftest import torchrun
+from tests.warm import Command, penstock
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +98,8 @@ def test_a_running_job_takes_up_requests_and_a_killed_one_takes_them_up_again(mi
         tmp_path / "run",
         ["--set", "run.steps=3000", "--set", "data.schedule=[]", "--processes", "2"],
     )
-    command = [sys.executable, "-m", "penstock", "train", str(mixed), *words]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    command = ["train", mixed, *words]
+    with Command(*command, stderr=subprocess.PIPE, text=True) as process:
         wait_for(run, process, 3)
         first = max(steps_of(run))
         code, changed = mix(run, "--set", "web=0.9", "--reason", "more web")
@@ -151,8 +151,8 @@ def control(run, *words):
 
 def test_a_running_job_saves_at_once_and_trains_with_another_batch_size(recipe, tmp_path):
     run, words = tmp_path / "run", ["--set", "run.steps=3000", "--set", "checkpoint.every=3000"]
-    command = [sys.executable, "-m", "penstock", "train", str(recipe), *words]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    command = ["train", recipe, *words]
+    with Command(*command, stderr=subprocess.PIPE, text=True) as process:
         wait_for(run, process, 3)
         code, saved = control(run, "--checkpoint")
         assert (code, saved["status"], saved["answer"]["checkpoint"]) == (0, "taken up", True)
@@ -208,8 +208,8 @@ def test_chats_among_text_are_reweighted_live_read_again_and_audited(with_chats,
     (recipe, chats), run = with_chats, tmp_path / "run"
     words = ["--set", "run.steps=3000", "--set", "data.packing=whole", "--set", "data.overlong=truncate"]
     words += ["--set", "schedule.rule=constant"]  # a cosine would change with the number of steps
-    command = [sys.executable, "-m", "penstock", "train", str(recipe), *words]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    command = ["train", recipe, *words]
+    with Command(*command, stderr=subprocess.PIPE, text=True) as process:
         wait_for(run, process, 3)
         code, changed = mix(run, "--set", "chats=0.7", "--reason", "talk more")
         assert (code, changed["status"]) == (0, "taken up")
@@ -254,11 +254,7 @@ def test_a_planned_run_stopped_and_resumed_is_that_of_one_go_and_can_be_looked_i
     run, whole = tmp_path / "run", tmp_path / "whole"
     done = penstock("train", mixed, "--set", f"run.dir={whole}", "--processes", 2)
     assert done.returncode == 0, done.stderr
-    with subprocess.Popen(
-        [sys.executable, "-m", "penstock", "train", str(mixed), "--processes", "2"],
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with Command("train", mixed, "--processes", 2, stderr=subprocess.PIPE, text=True) as process:
         wait_for(run, process, 13)
         process.kill()
         process.communicate(timeout=120)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from penstock.obs.sinks.jsonl import read_records
-from tests.e2e.conftest import penstock
+from tests.warm import penstock
 
 TEXT = "the penstock feeds the turbine and the turbine feeds the town "
 RECIPE = """

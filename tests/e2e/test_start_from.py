@@ -3,8 +3,6 @@
 import json
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -14,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock.cli.main import main
 from penstock.core.config import load_json
-from tests.e2e.conftest import penstock
 from tests.tiny_models import save_talker
+from tests.warm import Command, penstock
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -67,7 +65,7 @@ def test_a_model_is_trained_on_killed_resumed_and_exported(model, text, tmp_path
     assert json.loads(capsys.readouterr().out)["recipe"]["model"]["vocab_size"] == 400
     assert main(["recipes", "check", str(recipe)]) == 0
     every = ("--set", "checkpoint.every=8")
-    process = subprocess.Popen([sys.executable, "-m", "penstock", "train", str(recipe), *every])
+    process = Command("train", recipe, *every)
     while not list((tmp_path / "run" / "checkpoints").glob("step-*")):
         assert process.poll() is None
         time.sleep(0.05)

@@ -5,15 +5,14 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from penstock.data.corpus.manifest import load_manifest
-from tests.e2e.conftest import penstock
 from tests.e2e.test_train_cli import losses_of
+from tests.warm import Command, penstock
 
 SIZES = "first_part_tokens=2000,part_tokens=1M"
 
@@ -63,9 +62,8 @@ def until(condition, process=None):
 
 
 def test_a_run_on_text_begins_at_once_and_a_killed_one_resumes_exactly(words, tmp_path):
-    command = [sys.executable, "-m", "penstock", *words]
     run = tmp_path / "run"
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+    with Command(*words, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         until(lambda: (run / "metrics.jsonl").is_file() and 14 in losses_of(run), process)
         until((run / "checkpoints" / "step-00000010").is_dir, process)  # it is written while training goes on
         assert load_manifest(cache_of(tmp_path)).streamed_parts == 0, "it is still being prepared"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import penstock
+from tests.warm import penstock
 
 STEPS = 100
 

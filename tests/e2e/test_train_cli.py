@@ -5,13 +5,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import penstock, torchrun
+from tests.e2e.conftest import torchrun
+from tests.warm import Command, penstock
 
 
 def records_of(run):
@@ -25,9 +25,7 @@ def losses_of(run):
 def interrupt(recipe, run, number, *, processes, at_step):
     """Start a run, send it a signal once it has logged `at_step`, return its exit code."""
     words = ["train", str(recipe), "--set", f"run.dir={run}", "--processes", str(processes)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "penstock", *words], stderr=subprocess.PIPE, text=True
-    ) as process:
+    with Command(*words, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             if (run / "metrics.jsonl").is_file() and at_step in losses_of(run):
@@ -77,10 +75,10 @@ def test_a_killed_run_resumes_from_its_last_checkpoint_bit_for_bit(recipe, tmp_p
 
 def test_a_run_killed_while_it_saves_keeps_the_last_complete_checkpoint(recipe, tmp_path):
     run, words = tmp_path / "run", ["--set", "checkpoint.every=1", "--set", "run.steps=12"]
-    command = [sys.executable, "-m", "penstock", "train", str(recipe), *words]
+    command = ["train", recipe, *words]
     kills = 0
     for _ in range(3):
-        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        with Command(*command, stderr=subprocess.DEVNULL) as process:
             before = len(list((run / "checkpoints").glob("step-*")))
             while process.poll() is None:
                 saving = list((run / "checkpoints").glob(".step-*.tmp"))
@@ -107,9 +105,7 @@ def handles(pid, number):
 
 def test_a_stop_that_arrives_while_processes_start_is_not_lost(recipe, tmp_path):
     words = ["train", str(recipe), "--set", "run.steps=100000", "--processes", "2"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "penstock", *words], stderr=subprocess.PIPE, text=True
-    ) as process:
+    with Command(*words, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None and not handles(process.pid, signal.SIGTERM):
             time.sleep(0.01)
         process.terminate()  # now: its ranks are still to be started

@@ -4,7 +4,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -17,6 +16,7 @@ from penstock.engine.request import Request
 from penstock.testing.corpora import write_corpus
 from penstock.text.tokenizer import train_tokenizer
 from tests.tiny_models import save_tiny_model
+from tests.warm import Command
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,8 @@ def signals_as_before():
 def test_heads_are_trained_in_two_sittings_and_used(model, corpus, tmp_path):
     out = tmp_path / "heads"
     words = ["train-speculator", model, "--data", corpus, "--out", out, "--steps", 40]
-    command = [sys.executable, "-m", "penstock", *map(str, [*words, "--sequence-length", 64, "--json"])]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as first:
+    command = [*words, "--sequence-length", 64, "--json"]
+    with Command(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         assert first.stderr is not None
         assert "train on text" in first.stderr.readline()  # after its first step
@@ -52,7 +52,7 @@ def test_heads_are_trained_in_two_sittings_and_used(model, corpus, tmp_path):
         assert first.stdout.read() == ""
         assert first.wait(timeout=120) == 75
     assert not out.exists()
-    second = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    second = penstock(*command)
     assert second.returncode == 0, second.stderr
     told = json.loads(second.stdout)
     assert told["out"] == str(out)

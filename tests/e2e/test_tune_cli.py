@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import time
 from contextlib import contextmanager
 
@@ -16,9 +15,9 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.llm import LLM
 from penstock.engine.sampling_params import Params, Sampling
 from penstock.engine.text_processor import TextProcessor
-from tests.e2e.conftest import penstock
 from tests.serving import serving
 from tests.tiny_models import save_talker
+from tests.warm import Command, penstock
 
 RECIPE = """
 [run]
@@ -104,12 +103,11 @@ def losses_of(run):
 @contextmanager
 def alive(words, run, *, processes, after):
     """Tune without end; yield once some steps are logged, then send SIGKILL to the command."""
-    command = [sys.executable, "-m", "penstock", *words]
-    command += ["--processes", str(processes), "--set", "run.steps=1000000"]
+    command = [*words, "--processes", processes, "--set", "run.steps=1000000"]
     log = run.with_name("log.txt")
     with (
         log.open("w") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as process,
+        Command(*command, stdout=subprocess.PIPE, stderr=errors) as process,
     ):
         try:
             deadline = time.monotonic() + 120
