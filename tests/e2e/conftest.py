@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 from tests.browser import CHROMIUM
+from tests.in_process import run_cli
 from tests.serving import end, make_model, serving
 from tests.warm import Command, penstock
 
@@ -20,7 +21,7 @@ def audit_of_pods(folder):
     """Return the audit of an ended run whose pods saw this folder's parent as /runs."""
     config = folder / "config.json"
     config.write_text(config.read_text().replace('"/runs/', f'"{folder.parent}/'))
-    return json.loads(penstock("data", "audit", folder, "--json").stdout)
+    return json.loads(run_cli("data", "audit", folder, "--json").stdout)
 
 
 def torchrun(*words):

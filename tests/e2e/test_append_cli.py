@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from penstock.data.corpus.manifest import load_manifest
+from tests.in_process import run_cli
 from tests.warm import penstock
 
 
@@ -20,25 +21,25 @@ def news(tmp_path):
 def test_a_corpus_is_appended_to_described_and_verified(corpus, news, tmp_path):
     copy = shutil.copytree(corpus, tmp_path / "copy")
     before = load_manifest(copy)
-    done = penstock("data", "append", copy, news)
+    done = run_cli("data", "append", copy, news)
     assert done.returncode == 0, done.stderr
     assert f"{copy} has a new part:" in done.stdout
     assert "documents    50" in done.stdout
     with news.open("a") as file:
         file.write("{broken\n")
-    refused = penstock("data", "append", copy, news)
+    refused = run_cli("data", "append", copy, news)
     assert refused.returncode == 1
     assert "Rejected inputs: 1" in refused.stderr
-    again = penstock("data", "append", copy, news, "--max-errors", 1, "--json")
+    again = run_cli("data", "append", copy, news, "--max-errors", 1, "--json")
     added = json.loads(again.stdout)
     assert (added["part"], added["parts"], added["documents"], added["rejected"]) == (2, 3, 50, 1)
     assert added["same_as"] == 1
     assert "Part 1 has the same tokens" in again.stderr
     assert load_manifest(copy).first_parts(1).fingerprint == before.fingerprint
-    assert ", 3 parts" in penstock("data", "describe", copy).stdout
-    described = json.loads(penstock("data", "describe", copy, "--json").stdout)
+    assert ", 3 parts" in run_cli("data", "describe", copy).stdout
+    described = json.loads(run_cli("data", "describe", copy, "--json").stdout)
     assert [part["tokens"] for part in described["parts"]] == [before.num_tokens, *[added["tokens"]] * 2]
-    verified = penstock("data", "verify", copy)
+    verified = run_cli("data", "verify", copy)
     assert verified.returncode == 0
     assert ", 3 parts" in verified.stdout
 
@@ -67,9 +68,9 @@ def test_a_run_on_a_streamed_corpus_takes_up_what_was_appended_when_it_resumes(
     settings = ("--set", f"data.corpora.python.path={tmp_path / 'out'}", "--set", "validate.every=0")
     settings += ("--set", "data.holdout=0.0", "--set", "data.global_batch_size=4")
     assert penstock("train", recipe, *settings, "--set", "run.steps=10").returncode == 0
-    assert penstock("data", "append", tmp_path / "out", news).returncode == 0
+    assert run_cli("data", "append", tmp_path / "out", news).returncode == 0
     more = penstock("train", recipe, *settings, "--set", "run.steps=30", "--processes", 2)
     assert more.returncode == 0, more.stderr
     assert f"corpus=python grew: {parts + 1} parts from step=10 on" in more.stderr
-    audit = json.loads(penstock("data", "audit", tmp_path / "run", "--json").stdout)
+    audit = json.loads(run_cli("data", "audit", tmp_path / "run", "--json").stdout)
     assert (audit["samples"], audit["faults"]) == (120, [])

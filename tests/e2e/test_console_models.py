@@ -18,6 +18,7 @@ from penstock.engine.llm import LLM
 from penstock.engine.sampling_params import Params, Sampling
 from penstock.testing.corpora import write_corpus
 from penstock.text.tokenizer import train_tokenizer
+from tests.in_process import run_cli
 from tests.launched import records_of
 from tests.warm import penstock
 
@@ -117,7 +118,7 @@ def test_the_rows_of_a_step_are_those_of_data_where_in_pages(asked, folder):
     assert (first["num_rows"], first["checkpoint"], first["note"]) == (6, 3, "")
     rows = first["rows"] + then["rows"]
     assert [row["row"] for row in rows] == [*range(6)]
-    done = penstock("data", "where", folder / "runs" / "first", "--step", 5, "--row", 4, "--json")
+    done = run_cli("data", "where", folder / "runs" / "first", "--step", 5, "--row", 4, "--json")
     told, row = json.loads(done.stdout), rows[4]
     assert row["sample"] == told["sample"]
     fields = ("corpus", "document", "offset", "tokens")

@@ -13,6 +13,7 @@ from penstock.testing.corpora import write_corpus
 from penstock.text.tokenizer import train_tokenizer
 from tests.browser import DEVICES, check_is_usable, needs_browser, page_of
 from tests.e2e.conftest import console
+from tests.in_process import run_cli
 from tests.launched import wait_until
 from tests.warm import penstock
 
@@ -184,7 +185,7 @@ def test_a_page_taken_along_from_ranks_shows_their_metric_and_says_how_to_get_ro
 
 def test_a_report_has_the_rows_that_it_is_asked_for(run, tmp_path):
     out = tmp_path / "report.html"
-    done = penstock("report", run, "--rows", 5, "--out", out)
+    done = run_cli("report", run, "--rows", 5, "--out", out)
     assert done.returncode == 0, done.stderr
     text = out.read_text()
     rows = json.loads(re.search(r'id="rows-data">(.*?)</script>', text)[1])
@@ -194,7 +195,7 @@ def test_a_report_has_the_rows_that_it_is_asked_for(run, tmp_path):
     ranks = json.loads(re.search(r'id="ranks-data">(.*?)</script>', text)[1])
     assert ranks["shown"] == "own_s"
     assert [*ranks["tables"]] == ["own_s", "blocked_s"]
-    refused = penstock("report", run, "--rows", 99, "--out", tmp_path / "other.html")
+    refused = run_cli("report", run, "--rows", 99, "--out", tmp_path / "other.html")
     assert (refused.returncode, "steps 1 to 6" in refused.stderr) == (2, True)
     assert not (tmp_path / "other.html").exists()
 
@@ -204,7 +205,7 @@ def test_a_report_of_rows_without_their_corpus_says_what_to_do(run, tmp_path):
     recipe = json.loads((copy / "config.json").read_text())
     recipe["data"]["corpora"]["web"]["path"] = str(tmp_path / "elsewhere")
     (copy / "config.json").write_text(json.dumps(recipe))
-    refused = penstock("report", copy, "--rows", 2)
+    refused = run_cli("report", copy, "--rows", 2)
     said = " ".join(refused.stderr.split())
     assert (refused.returncode, (copy / "report.html").exists()) == (1, False)
     assert f"The rows of step 2 cannot be read: Corpus {tmp_path}/elsewhere does not exist" in said

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.in_process import run_cli
 from tests.warm import penstock
 
 ROOT = Path(__file__).parent.parent.parent
@@ -38,6 +39,6 @@ def test_an_example_runs_on_the_corpus_of_the_readme(path, readme_corpus):
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("tiny*.toml")), ids=lambda path: path.name)
 def test_a_recipe_for_any_machine_resolves_on_a_corpus(path, corpus):  # all others: test_recipes_cli.py
     settings = ("--set", f"data.corpora.docs.path={corpus}", "--set", "data.holdout=0.5")
-    done = penstock("train", path, *settings, "--dry-run")
+    done = run_cli("train", path, *settings, "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "parameters" in done.stdout

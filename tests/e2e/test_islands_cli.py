@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 from penstock.obs.sinks.jsonl import read_records
-from tests.warm import Command, penstock
+from tests.in_process import run_cli
+from tests.warm import Command
 
 SETTINGS = (
     "run.steps=1000000", "parallel.shard=1", "parallel.replicate=-1", "outer.every=4", "outer.min_islands=1",
@@ -43,11 +44,11 @@ def test_a_job_goes_on_when_an_island_is_killed_and_when_others_join(recipe, tmp
         reached = wait_for(process, run, ranks=3, steps=6)
         os.kill(children_of(process.pid)[1], signal.SIGKILL)
         assert wait_for(process, run, ranks=2, steps=6) > reached - 6
-        asked = penstock("islands", run, 4)
+        asked = run_cli("islands", run, 4)
         assert asked.returncode == 0, asked.stderr
         assert "continues with 4 islands" in asked.stdout
         wait_for(process, run, ranks=4, steps=6)
-        refused = penstock("islands", run, 5)
+        refused = run_cli("islands", run, 5)
         assert refused.returncode == 1
         assert "does not divide" in refused.stderr
         process.terminate()
@@ -56,13 +57,13 @@ def test_a_job_goes_on_when_an_island_is_killed_and_when_others_join(recipe, tmp
     assert process.returncode == 75, words
     assert re.search(r"Rank \d was killed by SIGKILL", words)
     assert "The run continues with 2 islands." in words
-    audited = penstock("data", "audit", run)
+    audited = run_cli("data", "audit", run)
     assert audited.returncode == 0, audited.stdout + audited.stderr
     assert [r["ranks"] for r in read_records(run / "metrics.jsonl") if r.get("event") == "start"] == [3, 2, 4]
     requests = [r for r in read_records(run / "metrics.jsonl") if r.get("event") == "request"]
     assert [(r["taken_up"], r["asked_by"]) for r in requests] == [
         (taken, getpass.getuser()) for taken in (1, 0)
     ]
-    late = penstock("islands", run, 2)
+    late = run_cli("islands", run, 2)
     assert late.returncode == 2
     assert "No job runs on it (got '" in " ".join(late.stderr.split())

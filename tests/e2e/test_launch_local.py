@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from penstock.launch.job_folder import JobFolder
+from tests.in_process import run_cli
 from tests.launched import (
     disturb,
     events_of,
@@ -30,7 +31,7 @@ def made(corpus, tmp_path):
 
 
 def audit_of(run):
-    return json.loads(penstock("data", "audit", run, "--json").stdout)
+    return json.loads(run_cli("data", "audit", run, "--json").stdout)
 
 
 @pytest.mark.timeout(900)  # half a minute's work for two cores of their own
@@ -47,9 +48,9 @@ def test_nodes_come_go_and_die_and_every_sample_is_trained_on_once(corpus, tmp_p
     assert (found["samples"], found["faults"]) == (found["steps"] * 12, []), "each once, in order"
     assert set(found["ranks"]) == {1, 2, 3}
     assert not ranks_of(run), "orphans"
-    said = penstock("launch", "resize", run, 7).stderr
+    said = run_cli("launch", "resize", run, 7).stderr
     assert "launched for 1:3 nodes (got '7'). Give a number in that range" in " ".join(said.split())
-    said = penstock("launch", "status", run).stdout
+    said = run_cli("launch", "status", run).stdout
     assert "ENDED" in said
     assert "asked to stop by SIGTERM" in said
 
@@ -94,7 +95,7 @@ def test_a_killed_rank_is_started_again_and_another_terminal_stops_the_run(made,
         assert again.returncode == 1
         assert "is in use by job" in " ".join(again.stderr.split())
         wait_until(lambda: newest_step(run) > 14, "step 15", alive=is_alive)
-        done = penstock("launch", "cancel", run)
+        done = run_cli("launch", "cancel", run)
         assert done.returncode == 0 or newest_step(run) == STEPS, done.stderr
         assert launcher.wait(120) in (75, 0)
     finally:
@@ -104,7 +105,7 @@ def test_a_killed_rank_is_started_again_and_another_terminal_stops_the_run(made,
         out.close()
     causes = [event["cause"] for event in events_of(run)]
     assert any("Rank 1 was killed by SIGKILL" in cause and "again" in cause for cause in causes), causes
-    logs = penstock("launch", "logs", run, "--rank", 1)
+    logs = run_cli("launch", "logs", run, "--rank", 1)
     assert (logs.returncode, logs.stdout.count("rank 1 of 2 ---")) == (0, 2)
     resumed = penstock(*words)
     assert resumed.returncode == 0, resumed.stderr
@@ -131,7 +132,7 @@ def test_a_stop_by_request_is_for_good_until_the_run_is_launched_again(corpus, t
                 "a step",
                 alive=lambda launcher=launcher: launcher.poll() is None,
             )
-            asked = penstock("control", run, "--stop")
+            asked = run_cli("control", run, "--stop")
             assert asked.returncode == 0, asked.stderr
             assert launcher.wait(120) == 75
         finally:
@@ -140,7 +141,7 @@ def test_a_stop_by_request_is_for_good_until_the_run_is_launched_again(corpus, t
                 launcher.wait()
     causes = [event["cause"] for event in events_of(run) if event["event"] == "finish"]
     assert any(f"stopped by request, checkpoint {newest_step(run)}" in cause for cause in causes), causes
-    assert "stopped by request" in penstock("launch", "status", run).stdout
+    assert "stopped by request" in run_cli("launch", "status", run).stdout
     assert not any("the nodes changed" in event.get("cause", "") for event in events_of(run))
 
 
@@ -157,7 +158,7 @@ def test_starts_without_progress_are_given_up_with_a_code_of_their_own(made):
 
 def test_a_dry_run_shows_everything_and_starts_nothing(made):
     recipe, run = made
-    done = penstock("launch", "local", recipe, "--nodes", "1:3", "--dry-run", "--explain")
+    done = run_cli("launch", "local", recipe, "--nodes", "1:3", "--dry-run", "--explain")
     assert done.returncode == 0, done.stderr
     for said in (
         "devices: 1:3 x 1",
@@ -166,7 +167,7 @@ def test_a_dry_run_shows_everything_and_starts_nothing(made):
         "no ceiling of device-hours",
     ):
         assert said in done.stdout
-    shown = json.loads(penstock("launch", "local", recipe, "--nodes", 2, "--dry-run", "--json").stdout)
+    shown = json.loads(run_cli("launch", "local", recipe, "--nodes", 2, "--dry-run", "--json").stdout)
     assert shown["spec"]["nodes"] == {"least": 2, "most": 2}
     assert len(shown["commands"]) == 2
     assert not run.exists()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.in_process import run_cli
 from tests.launched import (
     events_of,
     frozen,
@@ -124,7 +125,7 @@ def test_a_run_survives_preemption_a_lost_node_and_its_time_limit(slurm, launch,
 
     found = status(launch, run)
     assert (found["status"], found["is_live"], found["checkpoint"]) == ("COMPLETED", False, STEPS)
-    audit = json.loads(penstock("data", "audit", run, "--json").stdout)
+    audit = json.loads(run_cli("data", "audit", run, "--json").stdout)
     assert (audit["steps"], audit["samples"], audit["faults"]) == (STEPS, STEPS * 12, []), (
         "each once, in order"
     )
@@ -174,7 +175,7 @@ def test_an_elastic_job_goes_on_without_a_lost_node_gets_another_and_is_resized(
     done = launch("cancel", run)
     assert "stopped after saving" in done.stdout, done.stderr
     wait_until(lambda: slurm.run("squeue", "-h").stdout == "", "the end of both jobs")
-    audit = json.loads(penstock("data", "audit", run, "--json").stdout)
+    audit = json.loads(run_cli("data", "audit", run, "--json").stdout)
     assert (audit["samples"], audit["faults"]) == (audit["steps"] * 12, []), "each once, in order"
     assert set(audit["ranks"]) == {2, 3}
     ended = [(event["node"], event["code"]) for event in events_of(run) if event["event"] == "node_ended"]
@@ -212,7 +213,7 @@ def test_a_request_to_stop_a_job_that_does_not_train_ends_it_before_it_does(slur
     held = launch("slurm", recipe, "--nodes", 2, "--sbatch=--hold", "--doctor", "skip")
     assert held.returncode == 0, held.stderr
     job = status(launch, run, code=1)["job"]
-    asked = penstock("control", run, "--stop", env=slurm.environment)
+    asked = run_cli("control", run, "--stop", env=slurm.environment)
     assert (asked.returncode, "it ends before its next start" in asked.stdout) == (0, True), asked.stderr
     slurm.run("scontrol", "release", job)
     wait_until(lambda: slurm.run("squeue", "-h").stdout == "", "the end of the job")

@@ -19,6 +19,7 @@ from penstock.doctor import daemon
 from penstock.doctor.checks.check import green, red
 from penstock.doctor.node_condition import TYPE, set_condition
 from tests.e2e.test_monitoring import free_port
+from tests.in_process import run_cli
 from tests.kubernetes import cluster
 from tests.warm import Command, penstock
 
@@ -98,7 +99,7 @@ def test_the_daemon_asks_for_no_privilege():
 def test_the_options_of_the_daemon_exist():
     words = daemon_set()["spec"]["template"]["spec"]["containers"][0]["args"]
     assert words[0] == "doctor"
-    told = penstock("doctor", "--help").stdout
+    told = run_cli("doctor", "--help").stdout
     assert all(word.partition("=")[0] in told for word in words[1:])
     checks = next(word for word in words if word.startswith("--checks"))
     done = penstock("doctor", checks, "--json")

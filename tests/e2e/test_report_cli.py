@@ -14,6 +14,7 @@ from playwright.sync_api import expect
 from penstock.cli import main as command_line
 from penstock.testing.corpora import write_corpus
 from tests.browser import DEVICES, check_is_usable, needs_browser
+from tests.in_process import run_cli
 from tests.unit.obs.html_elements import charts_of, layers_of
 from tests.warm import penstock
 
@@ -62,7 +63,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(run):
-    done = penstock("report", run)
+    done = run_cli("report", run)
     assert (done.returncode, done.stdout) == (0, f"{run / 'report.html'}\n"), done.stderr
     assert done.stderr == ""
     return run / "report.html"
@@ -242,7 +243,7 @@ def test_two_runs_are_compared_on_a_page_that_a_browser_runs(run, browser, devic
     other = tmp_path / "other" / "run"
     shutil.copytree(run, other)
     out = tmp_path / "compared.html"
-    done = penstock("report", run, other, "--out", out)
+    done = run_cli("report", run, other, "--out", out)
     assert (done.returncode, done.stdout) == (0, f"{out}\n"), done.stderr
     with opened(browser, out, device) as shown:
         expect(shown.locator("figure.chart canvas")).to_have_count(6)
@@ -307,6 +308,6 @@ def test_a_table_that_cannot_be_written_is_explained(run, tmp_path, monkeypatch,
     ],
 )
 def test_a_comparison_that_cannot_be_drawn_is_explained(run, words, said):
-    done = penstock("report", *(word.format(run=run) for word in words))
+    done = run_cli("report", *(word.format(run=run) for word in words))
     assert done.returncode == 2
     assert said in done.stderr

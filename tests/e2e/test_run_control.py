@@ -19,6 +19,7 @@ from penstock.core.files import write_json
 from penstock.data.corpus.open import open_corpus
 from penstock.train.recipe.load import build_recipe
 from tests.e2e.conftest import torchrun
+from tests.in_process import run_cli
 from tests.warm import Command, penstock
 
 
@@ -89,7 +90,7 @@ def wait_for(run, process, step):
 
 
 def mix(run, *words):
-    done = penstock("data", "mix", run, *words, "--json")
+    done = run_cli("data", "mix", run, *words, "--json")
     return done.returncode, json.loads(done.stdout)
 
 
@@ -123,7 +124,7 @@ def test_a_running_job_takes_up_requests_and_a_killed_one_takes_them_up_again(mi
     words[1] = f"run.steps={at + 9}"
     done = penstock("train", mixed, *words)
     assert done.returncode == 0, done.stderr
-    audit = penstock("data", "audit", run)
+    audit = run_cli("data", "audit", run)
     assert audit.returncode == 0, audit.stdout
     again = steps_of(run)
     for step in set(killed) & set(again):
@@ -145,7 +146,7 @@ def test_a_running_job_takes_up_requests_and_a_killed_one_takes_them_up_again(mi
 
 
 def control(run, *words):
-    done = penstock("control", run, *words, "--json")
+    done = run_cli("control", run, *words, "--json")
     return done.returncode, json.loads(done.stdout)
 
 
@@ -225,7 +226,7 @@ def test_chats_among_text_are_reweighted_live_read_again_and_audited(with_chats,
     words[1] = f"run.steps={max(killed) + 5}"
     done = penstock("train", recipe, *words)
     assert done.returncode == 0, done.stderr
-    audit = penstock("data", "audit", run)
+    audit = run_cli("data", "audit", run)
     assert audit.returncode == 0, audit.stdout
     again = steps_of(run)
     for name in ("loss", "labels", "corpus_tokens", "corpus_weights"):
@@ -238,13 +239,13 @@ def test_chats_among_text_are_reweighted_live_read_again_and_audited(with_chats,
         for is_after in (False, True)
     )
     assert after < 0.8 * before, "of conversations the answers alone are learned"
-    once = penstock("train", recipe, *words, "--set", "data.corpora.chats.epochs=1", "--dry-run")
+    once = run_cli("train", recipe, *words, "--set", "data.corpora.chats.epochs=1", "--dry-run")
     assert once.returncode == 2
     assert "corpus 'chats' reaches the end of its one epoch" in " ".join(once.stderr.split())
 
 
 def test_a_planned_run_stopped_and_resumed_is_that_of_one_go_and_can_be_looked_into(mixed, tmp_path):
-    plan = json.loads(penstock("train", mixed, "--dry-run", "--json").stdout)
+    plan = json.loads(run_cli("train", mixed, "--dry-run", "--json").stdout)
     assert [change.split(":")[0] for change in plan["changes"]] == [
         "after step 8 and 3,072 tokens (3.07k)",
         "after step 30 and 19,968 tokens (20k)",
@@ -264,7 +265,7 @@ def test_a_planned_run_stopped_and_resumed_is_that_of_one_go_and_can_be_looked_i
         for r in (run, whole)
     )
     assert one == other, "every digit of every step"
-    audit = json.loads(penstock("data", "audit", run, "--json").stdout)
+    audit = json.loads(run_cli("data", "audit", run, "--json").stdout)
     assert (audit["samples"], audit["tokens"], audit["faults"]) == (8 * 12 + 28 * 24 + 4 * 12, 27_648, [])
     looked_into(run, tmp_path / "replayed")
 
@@ -274,7 +275,7 @@ def test_a_run_whose_mixture_follows_the_losses_is_audited_too(mixed, tmp_path):
     settings = [word for setting in (*policy, "run.steps=14") for word in ("--set", setting)]
     done = penstock("train", mixed, *settings, "--processes", 2)
     assert done.returncode == 0, done.stderr
-    audit = penstock("data", "audit", tmp_path / "run")
+    audit = run_cli("data", "audit", tmp_path / "run")
     assert audit.returncode == 0, audit.stdout
     events = [record for record in records_of(tmp_path / "run") if record.get("event") == "mixture"]
     assert {event["reason"] for event in events} == {"online_data_mixing"}
@@ -285,20 +286,20 @@ def test_a_run_whose_mixture_follows_the_losses_is_audited_too(mixed, tmp_path):
 
 
 def looked_into(run, out):
-    where = json.loads(penstock("data", "where", run, "--step", 38, "--row", 5, "--json").stdout)
+    where = json.loads(run_cli("data", "where", run, "--step", 38, "--row", 5, "--json").stdout)
     assert sum(piece["tokens"] for piece in where["pieces"]) == 64
     piece = where["pieces"][0]
     assert piece["text"]
     assert (
         f"{piece['corpus']}:{piece['document']}"
-        in penstock("data", "where", run, "--step", 38, "--row", 5).stdout
+        in run_cli("data", "where", run, "--step", 38, "--row", 5).stdout
     )
     document = f"{piece['corpus']}:{piece['document']}"
-    found = json.loads(penstock("data", "find", run, "--document", document, "--json").stdout)
+    found = json.loads(run_cli("data", "find", run, "--document", document, "--json").stdout)
     assert [
         (use["offset"], use["taken"]) for use in found["uses"] if (use["step"], use["row"]) == (38, 5)
     ].count((piece["offset"], True)) == 1
-    done = penstock("data", "replay", run, "--steps", "35:39", "--out", out, "--json")
+    done = run_cli("data", "replay", run, "--steps", "35:39", "--out", out, "--json")
     assert [step["rows"] for step in json.loads(done.stdout)["steps"]] == [24, 24, 12, 12]
     batch = np.load(out / "step-00000038.npz", allow_pickle=False)
     assert batch["sample_ids"][5] == where["sample"]

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from penstock.obs.sinks.jsonl import read_records
+from tests.in_process import run_cli
 from tests.warm import penstock
 
 TEXT = "the penstock feeds the turbine and the turbine feeds the town "
@@ -82,7 +83,7 @@ def test_a_run_without_samples_has_the_same_losses(folder, tmp_path):
 
 @pytest.mark.usefixtures("run")
 def test_the_report_begins_with_the_samples(folder):
-    done = penstock("report", folder / "run")
+    done = run_cli("report", folder / "run")
     assert done.returncode == 0, done.stderr
     page = (folder / "run" / "report.html").read_text()
     assert page.index("What it answers") < page.index('class="charts"')

@@ -12,6 +12,7 @@ import pytest
 
 from penstock.data.corpus.manifest import load_manifest
 from tests.e2e.test_train_cli import losses_of
+from tests.in_process import run_cli
 from tests.warm import Command, penstock
 
 SIZES = "first_part_tokens=2000,part_tokens=1M"
@@ -77,7 +78,7 @@ def test_a_run_on_text_begins_at_once_and_a_killed_one_resumes_exactly(words, tm
     until(lambda: not preparers(tmp_path))
     assert load_manifest(cache_of(tmp_path)).streamed_parts == 0, "its preparer ended with it"
 
-    audit = penstock("data", "audit", run, "--json", cwd="/")
+    audit = run_cli("data", "audit", run, "--json", cwd="/")
     assert audit.returncode == 0, audit.stdout + audit.stderr
     assert json.loads(audit.stdout)["samples"] == 480
     assert not preparers(tmp_path)

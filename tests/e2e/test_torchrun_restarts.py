@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.in_process import run_cli
 from tests.warm import penstock
 
 STEPS = 100
@@ -109,7 +110,7 @@ def test_a_run_whose_ranks_are_killed_under_torchrun_goes_on_exactly(recipe, tmp
                 agent.wait(60)
     assert [agent.returncode for agent in running] == [0] * len(running), said
     assert losses_of(run) == unharmed(recipe), "every digit of every step"
-    audit = json.loads(penstock("data", "audit", run, "--json").stdout)
+    audit = json.loads(run_cli("data", "audit", run, "--json").stdout)
     assert (audit["steps"], audit["samples"], audit["faults"]) == (STEPS, STEPS * 12, [])
     assert audit["ranks"] == [2, 2, 2, 2]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import torchrun
+from tests.in_process import run_cli
 from tests.warm import Command, penstock
 
 
@@ -47,7 +48,7 @@ def test_a_run_stopped_resumed_and_rescaled_trains_on_every_sample_once(recipe, 
     assert done.returncode == 0, done.stderr
     assert f"step={max(losses_of(run))}" in done.stderr
 
-    audit = penstock("data", "audit", run, "--json")
+    audit = run_cli("data", "audit", run, "--json")
     result = json.loads(audit.stdout)
     assert (audit.returncode, audit.stderr) == (0, "")
     assert result["steps"] == 40
@@ -70,7 +71,7 @@ def test_a_killed_run_resumes_from_its_last_checkpoint_bit_for_bit(recipe, tmp_p
         done = penstock("train", recipe, "--set", f"run.dir={run}", "--processes", 2)
         assert done.returncode == 0, done.stderr
     assert losses_of(killed) == losses_of(whole), "every digit of every step"
-    assert penstock("data", "audit", killed).returncode == 0
+    assert run_cli("data", "audit", killed).returncode == 0
 
 
 def test_a_run_killed_while_it_saves_keeps_the_last_complete_checkpoint(recipe, tmp_path):
@@ -93,7 +94,7 @@ def test_a_run_killed_while_it_saves_keeps_the_last_complete_checkpoint(recipe, 
     whole = tmp_path / "whole"
     assert penstock("train", recipe, *words, "--set", f"run.dir={whole}").returncode == 0
     assert losses_of(run) == losses_of(whole), "every digit of every step"
-    assert penstock("data", "audit", run).returncode == 0
+    assert run_cli("data", "audit", run).returncode == 0
     assert not list((run / "checkpoints").glob(".*")), "what a killed writer left is gone"
 
 
@@ -120,7 +121,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(recipe, tmp_path):
     refused = penstock("train", recipe, "--set", "data.sequence_length=16")
     assert refused.returncode == 1
     assert (tmp_path / "run" / "config.json").read_bytes() == before
-    assert penstock("data", "audit", tmp_path / "run", cwd="/").returncode == 0
+    assert run_cli("data", "audit", tmp_path / "run", cwd="/").returncode == 0
 
 
 def test_a_batch_size_changed_on_the_way_is_audited_and_supplied_right(recipe, tmp_path):
@@ -128,7 +129,7 @@ def test_a_batch_size_changed_on_the_way_is_audited_and_supplied_right(recipe, t
     assert penstock("train", recipe, *settings, "--set", "run.steps=6").returncode == 0
     smaller = (*settings, "--set", "data.global_batch_size=4")
     assert penstock("train", recipe, *smaller, "--set", "run.steps=12", "--processes", 2).returncode == 0
-    audit = json.loads(penstock("data", "audit", tmp_path / "run", "--json").stdout)
+    audit = json.loads(run_cli("data", "audit", tmp_path / "run", "--json").stdout)
     assert audit["samples"] == 6 * 12 + 6 * 4
     assert not audit["faults"]
 
@@ -143,7 +144,7 @@ def test_the_audit_finds_a_lost_a_repeated_and_an_altered_sample(recipe, tmp_pat
     records[3]["sample_ids"][0] = records[3]["sample_ids"][1]
     records[5]["crc32"][2] ^= 1
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    audit = penstock("data", "audit", run)
+    audit = run_cli("data", "audit", run)
     assert audit.returncode == 1
     assert "step 2: missing" in audit.stdout
     assert "step 4: missing" in audit.stdout
@@ -169,7 +170,7 @@ def test_an_edited_recipe_takes_effect_at_a_resume_and_leaves_an_event(recipe, t
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     [event] = [record for record in records if record.get("event") == "resume_change"]
     assert (event["step"], event["saved"], event["told"], event["applied"]) == (4, 12, 24, True)
-    assert penstock("data", "audit", tmp_path / "run").returncode == 0
+    assert run_cli("data", "audit", tmp_path / "run").returncode == 0
 
 
 def test_torchrun_trains_too(recipe, tmp_path):
@@ -179,7 +180,7 @@ def test_torchrun_trains_too(recipe, tmp_path):
 
 
 def test_a_dry_run_prints_the_recipe_and_what_follows_from_it(recipe, tmp_path):
-    done = penstock("train", recipe, "--dry-run", "--json", "--processes", 3)
+    done = run_cli("train", recipe, "--dry-run", "--json", "--processes", 3)
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan["recipe"]["model"]["vocab_size"] == 400
@@ -192,7 +193,7 @@ def test_ranks_that_work_on_the_same_rows_log_them_once(recipe):
     layout = ("--processes", 4, "--set", "parallel.tensor=2", "--set", "parallel.context=2")
     done = penstock("train", recipe, "--set", "run.steps=4", *layout)
     assert done.returncode == 0, done.stderr
-    audited = penstock("data", "audit", recipe.parent / "run")
+    audited = run_cli("data", "audit", recipe.parent / "run")
     assert audited.returncode == 0, audited.stdout + audited.stderr
     assert "48 samples" in audited.stdout
 
@@ -213,7 +214,7 @@ def test_an_edited_learning_rate_is_visible_in_log_report_and_a_kept_recipe(reci
     kept = [json.loads((run / start["recipe"]).read_text()) for start in starts]
     assert [each["optim"]["learning_rate"] for each in kept] == [0.01, 0.002]
     assert kept[1] == json.loads((run / "config.json").read_text())
-    assert penstock("report", run).returncode == 0
+    assert run_cli("report", run).returncode == 0
     page = (run / "report.html").read_text()
     assert "run.steps 8 → 16; optim.learning_rate 0.01 → 0.002" in page
 

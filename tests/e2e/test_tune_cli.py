@@ -15,6 +15,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.llm import LLM
 from penstock.engine.sampling_params import Params, Sampling
 from penstock.engine.text_processor import TextProcessor
+from tests.in_process import run_cli
 from tests.serving import serving
 from tests.tiny_models import save_talker
 from tests.warm import Command, penstock
@@ -163,7 +164,7 @@ def test_an_adapter_killed_and_rescaled_learns_the_same_from_the_same_samples(ba
     done = penstock("tune", recipe, "--set", f"run.steps={steps}", "--processes", 3)
     assert done.returncode == 0, done.stderr
 
-    audit = penstock("data", "audit", run, "--json")
+    audit = run_cli("data", "audit", run, "--json")
     result = json.loads(audit.stdout)
     assert audit.returncode == 0, audit.stderr
     assert (result["faults"], set(result["ranks"])) == ([], {1, 2, 3})
