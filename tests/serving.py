@@ -91,11 +91,17 @@ class Running:
 
 
 @contextmanager
-def serving(folder: Path, *words: object, **variables: str) -> Iterator[Running]:
-    """Run `penstock serve` on a free port; ended by force if the test has not ended it."""
+def serving(folder: Path, *words: object, interpreter: str = "", **variables: str) -> Iterator[Running]:
+    """Run `penstock serve` on a free port; ended by force if the test has not ended it.
+
+    Args:
+        interpreter: why it starts one; empty: it is forked.
+        variables: of its environment.
+    """
     with tempfile.NamedTemporaryFile("w", suffix=".err", delete=False) as errors:
         process = Command(
             *("serve", folder, "--port", 0, "--json", *words),
+            interpreter=interpreter,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

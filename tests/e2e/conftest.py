@@ -71,7 +71,8 @@ def tiny_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tiny_server(tiny_folder):
     """`penstock serve` on it, for all tests that only ask; at the end it must have kept nothing."""
-    with serving(tiny_folder, "--cache-gib", "0.05", "--max-sequences", "16") as running:
+    options = ("--cache-gib", "0.05", "--max-sequences", "16")
+    with serving(tiny_folder, *options, interpreter="most tests of the server ask it") as running:
         yield running
         assert running.metric("penstock_cache_blocks_used") == 0
         assert running.metric("penstock_answers_running") == 0

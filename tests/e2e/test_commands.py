@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from penstock import __version__
+from penstock.cli.main import VERBS
 from tests.in_process import run_cli
 from tests.warm import Command, penstock
 
@@ -50,18 +51,27 @@ def test_folder_and_environment_are_the_commands_own(run, tmp_path):
     assert before == (dict(os.environ), Path.cwd())
 
 
-def test_a_forked_command_is_a_process_that_signals_end():
-    with Command("console", ".", "--port", 0, stdout=subprocess.PIPE, text=True) as first:
+@pytest.mark.parametrize("interpreter", ["", "the other is held against it"], ids=["forked", "interpreter"])
+def test_a_command_is_a_process_that_signals_end(interpreter):
+    words = ("console", ".", "--port", 0)
+    options = {"interpreter": interpreter, "stdout": subprocess.PIPE, "text": True}
+    with Command(*words, **options) as first:
         assert "http://" in first.stdout.readline()
         assert os.getpgid(first.pid) == os.getpgid(0)
         first.kill()
         assert first.wait(60) == -signal.SIGKILL
-    options = {"stdout": subprocess.PIPE, "start_new_session": True, "text": True}
-    with Command("console", ".", "--port", 0, **options) as second:
+    with Command(*words, start_new_session=True, **options) as second:
         assert "http://" in second.stdout.readline()
         assert os.getsid(second.pid) == os.getpgid(second.pid) == second.pid
         second.send_signal(signal.SIGTERM)
         assert second.wait(60) == 0
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_starts_in_an_interpreter(verb):
+    done = penstock(verb, "--help", interpreter="users start each one so")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: penstock {verb} ")
 
 
 def test_what_an_interpreter_reads_as_it_starts_is_refused_to_a_forked_command():

@@ -194,7 +194,15 @@ def read_until(terminal, wanted, *, seconds=60):
 
 def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(folder):
     ours, theirs = pty.openpty()
-    process = Command("chat", folder, "--greedy", stdin=theirs, stdout=theirs, stderr=theirs)
+    process = Command(
+        "chat",
+        folder,
+        "--greedy",
+        interpreter="Ctrl-C at a terminal",
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
     os.close(theirs)
     try:
         shown = read_until(ours, b"> ")

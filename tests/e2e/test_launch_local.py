@@ -82,7 +82,7 @@ def test_a_killed_rank_is_started_again_and_another_terminal_stops_the_run(made,
     recipe, run = made
     words = ["launch", "local", str(recipe), "--nodes", "2", "--grace", "60"]
     out = (tmp_path / "out").open("wb")
-    launcher = Command(*words, stdout=out, stderr=out)
+    launcher = Command(*words, interpreter="it is stopped and killed", stdout=out, stderr=out)
     try:
 
         def is_alive():

@@ -82,7 +82,9 @@ def test_ctrl_c_ends_the_ranks_after_their_step_and_leaves_nothing(recipe, tmp_p
     """The shell sends it to all processes of the terminal; here to the one that forwards it."""
     command = ["netlab", "run", recipe, "--hosts", 2, "--steps", 40000]
     long = ["--set", "run.steps=50000"]
-    with Command(*command, *long, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as lab:
+    with Command(
+        *command, *long, interpreter="Ctrl-C", stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as lab:
         assert any(line.startswith("step 1/") for line in lab.stderr)  # the ranks of the run train
         lab.send_signal(signal.SIGINT)
         said = lab.stderr.read()

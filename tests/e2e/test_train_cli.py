@@ -14,6 +14,8 @@ from tests.e2e.conftest import torchrun
 from tests.in_process import run_cli
 from tests.warm import Command, penstock
 
+SIGNALS = "its signals and exit codes are those that a user meets"
+
 
 def records_of(run):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -26,7 +28,7 @@ def losses_of(run):
 def interrupt(recipe, run, number, *, processes, at_step):
     """Start a run, send it a signal once it has logged `at_step`, return its exit code."""
     words = ["train", str(recipe), "--set", f"run.dir={run}", "--processes", str(processes)]
-    with Command(*words, stderr=subprocess.PIPE, text=True) as process:
+    with Command(*words, interpreter=SIGNALS, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             if (run / "metrics.jsonl").is_file() and at_step in losses_of(run):
@@ -106,7 +108,7 @@ def handles(pid, number):
 
 def test_a_stop_that_arrives_while_processes_start_is_not_lost(recipe, tmp_path):
     words = ["train", str(recipe), "--set", "run.steps=100000", "--processes", "2"]
-    with Command(*words, stderr=subprocess.PIPE, text=True) as process:
+    with Command(*words, interpreter=SIGNALS, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None and not handles(process.pid, signal.SIGTERM):
             time.sleep(0.01)
         process.terminate()  # now: its ranks are still to be started
