@@ -10,9 +10,7 @@ from penstock.cli.main import main
 from penstock.netlab.hosts import why_not
 from penstock.train.islands.schedule import bytes_per_step
 from penstock.train.recipe.load import load_recipe
-from tests.warm import Command
-
-from .conftest import penstock
+from tests.warm import Command, penstock
 
 RECIPE = """
 compute = "float32"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from .conftest import penstock
+from tests.warm import penstock
 
 
 def resolved(recipe):

@@ -1,12 +1,11 @@
 """Checkpoints in an object store: written by two processes, listed, damaged, passed over, exported."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tests.integration.remote.setting import lead_to, upload
+from tests.warm import penstock
 
 from penstock.checkpoint.remote_storage import RemotePlace
 from penstock.checkpoint.storage import open_place
@@ -42,11 +41,6 @@ def address(s3_process: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     lead_to(s3_process, monkeypatch)
     (tmp_path / "empty").mkdir()
     return upload(tmp_path / "empty", s3_url=s3_process, bucket="checkpoints", prefix=f"runs/{tmp_path.name}")
-
-
-def penstock(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_a_run_saves_to_an_object_store_and_resumes_past_a_damaged_checkpoint(
