@@ -2,15 +2,24 @@
 
     python benchmarks/matrices.py --out benchmarks/results
 
-Speed: all linear layers of a 125M Llama in bfloat16, one after the other, for 1 to 256 tokens: the least time
-over the rounds, ways interleaved. `plain` is `nn.Linear`, `onednn` the same packed by PyTorch's operator.
-Beside it the time in which this machine reads as many bytes, measured in the same rounds.
+    export ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 PENSTOCK_NATIVE_BASELINE=x86-64-v3
+    python benchmarks/matrices.py --out benchmarks/results
+
+The second is for CPUs without AVX-512, on one that has it.
+
+Speed: all linear layers of a 125M Llama, one after the other, for 1 to 512 tokens: the least time over the
+rounds, ways interleaved. `torch_float32` and `torch_bfloat16` are `nn.Linear`, `onednn` the latter packed
+by PyTorch's operator. The other ways are ours; int8 and int4 take tokens of bfloat16, which they round to 8
+bits if `rounds_tokens` says so. `times_torch` is how often a way is as fast as torch's best way to the same
+answer; of int8 and int4, as torch's best of all. `read` is the time in which this machine reads as many
+bytes as bfloat16 has, measured in the same rounds.
 
 Accuracy: a byte-level model of 0.8 million parameters, trained here on the source code of Python's standard
 library; perplexity per byte of other files of it, with each kind of weights.
 """
 
 import argparse
+import copy
 import math
 import sysconfig
 from pathlib import Path
@@ -20,17 +29,20 @@ from results_file import file_result
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from penstock.core import env
 from penstock.core.clock import monotonic
 from penstock.engine.model_runner.serving_layers import convert, fuse, prepare
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn.linear.packed import can_multiply, packed
-from penstock.nn.linear.quantized import Int4Linear, Int8Linear
+from penstock.nn.linear.quantized import Int4Linear, Int8Linear, rounds_tokens
 
 LAYER = ((2304, 768), (768, 768), (4096, 768), (768, 2048))
 NUM_LAYERS, VOCAB = 12, 32000
 KINDS = ("stored", "bfloat16", "int8", "int4")
 LENGTH = 128
+FLAGS = {"avx2", "avx_vnni", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile"}
+"""Of CPUs, that products depend on; those of the machine, whatever is compiled for."""
 
 
 class OneDnnLinear(nn.Module):
@@ -46,37 +58,70 @@ class OneDnnLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.matrix, None, "none", [], "")
 
 
+OURS = {
+    "float32": (torch.float32, packed),
+    "bfloat16": (torch.bfloat16, packed),
+    "int8": (torch.bfloat16, Int8Linear),
+    "int4": (torch.bfloat16, Int4Linear),
+}
+"""Way -> dtype of the tokens, and what makes the layer."""
+
+
+def torch_ways():
+    """Return PyTorch's ways, as `OURS`."""
+    ways = {
+        "torch_float32": (torch.float32, lambda layer: layer),
+        "torch_bfloat16": (torch.bfloat16, lambda layer: layer),
+    }
+    if torch.cpu._is_avx512_bf16_supported() and not env.native_baseline():
+        ways["onednn"] = (torch.bfloat16, OneDnnLinear)
+    return ways
+
+
 def speed(rounds, tokens):
-    """Return milliseconds for each number of tokens and kind of matrix."""
+    """Return milliseconds and ratios to torch for each number of tokens and way."""
     torch.manual_seed(0)
     sizes = [*LAYER * NUM_LAYERS, (VOCAB, 768)]
-    plain = [nn.Linear(i, o, bias=False, dtype=torch.bfloat16).requires_grad_(False) for o, i in sizes]
-    ways = {"plain": plain}
-    for name, make in {
-        "packed": packed,
-        "int8": Int8Linear,
-        "int4": Int4Linear,
-        "onednn": OneDnnLinear,
-    }.items():
-        if name != "onednn" or torch.cpu._is_avx512_bf16_supported():
-            ways[name] = [make(layer) for layer in plain]
-    read = torch.ones(sum(layer.weight.numel() for layer in plain) // 2)  # as many bytes, in float32
+    plain = [nn.Linear(i, o, bias=False).requires_grad_(False) for o, i in sizes]
+    of_dtype = {torch.float32: plain, torch.bfloat16: [copy.deepcopy(layer).bfloat16() for layer in plain]}
+    peers = torch_ways()
+    ways = {
+        name: (dtype, [make(layer) for layer in of_dtype[dtype]])
+        for name, (dtype, make) in (peers | OURS).items()
+    }
+    read = torch.ones(sum(layer.weight.numel() for layer in plain) // 2)  # bytes of bfloat16, in float32
     figures = []
     for count in tokens:
-        x = {size: torch.randn(count, size, dtype=torch.bfloat16) for size in (768, 2048)}
+        x = {
+            (size, dtype): torch.randn(count, size, dtype=dtype) for size in (768, 2048) for dtype in of_dtype
+        }
         best = dict.fromkeys([*ways, "read"], math.inf)
         for _ in range(rounds):
-            for name, layers in ways.items():
-                best[name] = min(best[name], seconds(lambda layers=layers, x=x: run(layers, x)))
+            for name, (dtype, layers) in ways.items():
+                best[name] = min(
+                    best[name], seconds(lambda layers=layers, x=x, dtype=dtype: run(layers, x, dtype))
+                )
             best["read"] = min(best["read"], seconds(read.amax))
-        figures.append({"tokens": count, **{name: round(1e3 * best[name], 3) for name in best}})
+        ratios = {name: round(least(best, peers, name) / best[name], 2) for name in OURS}
+        figures.append(
+            {
+                "tokens": count,
+                "ms": {name: round(1e3 * best[name], 3) for name in best},
+                "times_torch": ratios,
+            }
+        )
         print(figures[-1], flush=True)
     return figures
 
 
-def run(layers, x):
+def least(best, peers, way):
+    """Return the time of torch's best way to what `way` computes."""
+    return min(best[name] for name in peers if way != "float32" or name == "torch_float32")
+
+
+def run(layers, x, dtype):
     for layer in layers:
-        layer(x[layer.in_features])
+        layer(x[layer.in_features, dtype])
 
 
 def seconds(work):
@@ -156,17 +201,24 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 256])
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 4, 16, 64, 512])
+    parser.add_argument("--steps", type=int, default=600, help="of training; 0: speed only")
     parser.add_argument("--rows", type=int, default=512)
     arguments = parser.parse_args()
     result = {
         "threads": torch.get_num_threads(),
-        "operators": {bits: can_multiply(bits, torch.zeros(())) for bits in (4, 8, 16)},
-        "accuracy": {"steps": arguments.steps, "perplexity": accuracy(arguments.steps, arguments.rows)},
-        "milliseconds": speed(arguments.rounds, arguments.tokens),
+        "compiled_for": env.native_baseline() or "native",
+        "torch_for": torch.backends.cpu.get_cpu_capability(),
+        "flags": sorted(FLAGS & set(env.cpu_features().split())),
+        "operators": can_multiply(torch.zeros(())),
+        "rounds_tokens": rounds_tokens(),
+        "speed": speed(arguments.rounds, arguments.tokens),
     }
-    file_result(arguments.out, "matrices", result, packages=("torch",))
+    if arguments.steps:
+        figures = accuracy(arguments.steps, arguments.rows)
+        result["accuracy"] = {"steps": arguments.steps, "perplexity": figures}
+    name = "-".join(filter(None, ["matrices", env.native_baseline()]))
+    file_result(arguments.out, name, result, packages=("torch",))
 
 
 if __name__ == "__main__":

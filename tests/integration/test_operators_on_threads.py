@@ -45,7 +45,7 @@ def computed(dtype):
     made = [pages.keys, pages.values, attended, normed, ops.silu_and_multiply(normed)]
     torch.manual_seed(0)
     layer = torch.nn.Linear(256, 200).to(dtype)
-    if can_multiply(8 * dtype.itemsize, layer.weight):
+    if can_multiply(layer.weight):
         made.append(PackedLinear(layer)(normed))
         for weights in ("stored", "int8", "int4"):
             runner = a_runner("qwen2", dtype=dtype, weights=weights)

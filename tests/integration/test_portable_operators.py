@@ -1,4 +1,4 @@
-"""The C++ operators on a CPU without AVX-512: the same files, compiled for the oldest of its kind."""
+"""The C++ operators on CPUs without AVX-512: the same files, compiled for older CPUs."""
 
 import os
 import platform
@@ -10,25 +10,46 @@ import pytest
 from penstock.core import env
 from penstock.nn import native
 
+OLDEST = """
+from penstock.core import native_build
+from penstock.core.native_baselines import Baseline
+flags = ("-march=x86-64", "-O1")  # the second for the compiler's time
+native_build._chosen_baselines = lambda: [Baseline(name="oldest", flags=flags, needs=frozenset())]
+"""
 RUN = """
 import sys
 import pytest
 from penstock.nn import native
-from penstock.nn.native import build
-others = {"-march=native": "-march=x86-64", "-O3": "-O1"}  # the second for the compiler's time
-build.FLAGS = tuple(others.get(flag, flag) for flag in build.FLAGS)
 assert native.is_available()
-tests = [f"tests/unit/nn/test_{name}.py" for name in ("paged", "native_rows")]
-sys.exit(pytest.main(["-q", "-x", "-n", "0", *tests]))
+assert not native.torch.ops.penstock.rounds_tokens()
+sys.exit(pytest.main(["-q", "-x", "-n", "0", *sys.argv[1:]]))
 """
+PATHS = [f"tests/unit/nn/test_{name}.py" for name in ("paged", "native_rows", "serving_linears")]
+STEPS = [f"tests/unit/engine/{name}.py" for name in ("model_runner/test_whole_steps", "test_whole_adapters")]
+
+pytestmark = [
+    pytest.mark.skipif(
+        platform.machine() != "x86_64", reason="what this machine compiles is portable already"
+    ),
+    pytest.mark.skipif("avx512f" not in env.cpu_features(), reason="the other tests run this code here"),
+    pytest.mark.skipif(not native.is_available(), reason="no C++ compiler here"),
+]
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="what this machine compiles is portable already")
-@pytest.mark.skipif("avx512f" not in env.cpu_features(), reason="the other tests run this code here")
-@pytest.mark.skipif(not native.is_available(), reason="no C++ compiler here")
-def test_the_operators_compute_the_same_without_avx512(tmp_path):
-    variables = os.environ | {"PENSTOCK_CACHE": str(tmp_path / "cache")}
+def run(code, paths, variables):
     done = subprocess.run(
-        [sys.executable, "-c", RUN], env=variables, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, *paths],
+        env=os.environ | {"PENSTOCK_NATIVE": "wait"} | variables,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_operators_compute_the_same_with_avx2_alone():
+    run(RUN, [*PATHS, *STEPS], {"PENSTOCK_NATIVE_BASELINE": "x86-64-v3"})
+
+
+def test_the_operators_compute_the_same_on_the_oldest_cpus(tmp_path):
+    run(OLDEST + RUN, PATHS, {"PENSTOCK_CACHE": str(tmp_path / "cache")})

@@ -29,11 +29,10 @@ PANEL = 32
 _UNIT_BYTES = 4
 
 
-def can_multiply(bits: int, like: Tensor) -> bool:
-    """Return True if the C++ operators support matrices of `bits` bits with tokens of this dtype and
-    device."""
+def can_multiply(like: Tensor) -> bool:
+    """Return True if the C++ operators multiply tokens of this dtype and device by panels."""
     is_of_type = like.device.type == "cpu" and like.dtype in (torch.float32, torch.bfloat16)
-    return is_of_type and native.is_available() and bool(torch.ops.penstock.has_linear(bits))
+    return is_of_type and native.is_available()
 
 
 def empty_panels(outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
@@ -91,7 +90,7 @@ def packed(linear: nn.Linear) -> nn.Module:
     numbers = _UNIT_BYTES // weight.dtype.itemsize
     if weight.dtype not in (torch.float32, torch.bfloat16) or weight.device.type != "cpu":
         return linear
-    if can_multiply(8 * weight.dtype.itemsize, weight) and linear.in_features % numbers == 0:
+    if can_multiply(weight) and linear.in_features % numbers == 0:
         return PackedLinear(linear)
     return linear
 

@@ -1,24 +1,37 @@
 """Linear layers for serving in int8, int4 and float8, made from a trained layer without data.
 
-int8: each output has a scale, and tokens are rounded to 8 bits in the forward pass, each with its own scale
-(Dettmers et al., "LLM.int8()", NeurIPS 2022, without its outliers). The sums are of integers and exact, so
-the C++ operator and plain PyTorch give the same numbers, for any batch.
-int4: 32 inputs of an output share a scale; of several scales the one with the least squared error is used.
-Tokens are rounded to 8 bits as above.
+int8: each output has a scale. int4: 32 inputs of an output share a scale; of several scales the one with the
+least squared error is used.
+Tokens stay as they are, and codes are widened inside the product. Only CPUs with AVX-512 VNNI round tokens
+to 8 bits too, each with its own scale (Dettmers et al., "LLM.int8()", NeurIPS 2022, without its outliers),
+because they multiply integers faster: `rounds_tokens`. Those sums are exact, so the C++ operator and plain
+PyTorch give the same numbers, for any batch.
 float8: for GPUs with such instructions, scales per output and per token (nn/linear/float8.py).
 torchao is not used: its layers bring no kernel that a CPU without AMX runs faster (ADR 0028).
 """
+
+from functools import cache
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from penstock.core import env
+from penstock.nn import native
 from penstock.nn.linear.adapter_config import GROUP
 from penstock.nn.linear.float8 import ROW, Scaled, product, scaled
 from penstock.nn.linear.packed import PANEL, can_multiply, empty_panels, from_panels, to_panels
 from penstock.nn.linear.rounding import _by_chunks, _to_halves, from_halves, to_int8
 from penstock.nn.triton_support import has_triton, on_device_of
+
+
+@cache
+def rounds_tokens() -> bool:
+    """Return True if products with int8 and int4 matrices round the tokens to int8 on this CPU."""
+    if native.is_available():
+        return bool(torch.ops.penstock.rounds_tokens())
+    return "avx512_vnni" in env.cpu_features()
 
 
 class _Quantized(nn.Module):
@@ -36,7 +49,7 @@ class _Quantized(nn.Module):
 
 
 class Int8Linear(_Quantized):
-    """A linear layer with an int8 matrix and tokens rounded to int8; on GPUs the matrix alone is rounded.
+    """A linear layer with an int8 matrix; tokens are rounded where `rounds_tokens`, on CPUs.
 
     Args:
         largest: [outputs] largest magnitude of each row, if `linear` has a part of the inputs: its codes and
@@ -51,7 +64,7 @@ class Int8Linear(_Quantized):
     def __init__(self, linear: nn.Linear, *, largest: Tensor | None = None) -> None:
         super().__init__(linear)
         weight = linear.weight.detach()
-        self.is_native = can_multiply(8, weight) and self.in_features % 4 == 0
+        self.is_native = can_multiply(weight) and self.in_features % 4 == 0
         if self.is_native:
             codes = empty_panels(self.out_features, self.in_features, torch.int8)
             scales, offsets = (
@@ -88,13 +101,17 @@ class Int8Linear(_Quantized):
             return self._with_bias(torch.ops.penstock.few_int8(x, self.codes, self.scales))
         if x.device.type != "cpu":
             return self._with_bias(functional.linear(x, self.codes.to(x.dtype)) * self.scales.to(x.dtype))
+        if not rounds_tokens():
+            return self._with_bias(
+                (functional.linear(x.float(), self.codes.float()) * self.scales).to(x.dtype)
+            )
         tokens, factors = to_int8(x.flatten(0, -2))
         sums = torch._int_mm(tokens, self.codes.t()).float() * self.scales * factors.unsqueeze(-1)
         return self._with_bias(sums.to(x.dtype).view(*x.shape[:-1], self.out_features))
 
 
 class Int4Linear(_Quantized):
-    """A linear layer with a 4-bit matrix and tokens rounded to int8; on GPUs the matrix alone is rounded."""
+    """A linear layer with a 4-bit matrix; tokens are rounded to int8 where `rounds_tokens`, on CPUs."""
 
     codes: Tensor
     scales: Tensor
@@ -102,7 +119,7 @@ class Int4Linear(_Quantized):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear)
         weight = linear.weight.detach()
-        self.is_native = can_multiply(4, weight)
+        self.is_native = can_multiply(weight) and self.in_features % GROUP == 0
         if self.is_native:  # two codes a byte: a panel's outputs 0 to 15 in the lower halves, 16 to 31 above
             codes = empty_panels(self.out_features, self.in_features // 2, torch.uint8)
             codes = codes.view(len(codes), -1, 2 * PANEL)
@@ -135,6 +152,8 @@ class Int4Linear(_Quantized):
             return self._with_bias(torch.ops.penstock.few_int4(x, self.codes, self.scales))
         if x.device.type != "cpu":
             return self._with_bias(functional.linear(x, self.matrix().to(x.dtype)))
+        if not rounds_tokens():
+            return self._with_bias(functional.linear(x.float(), self.matrix()).to(x.dtype))
         tokens, factors = to_int8(x.flatten(0, -2))
         sums = functional.linear(tokens.float(), self.matrix()) * factors.unsqueeze(-1)
         return self._with_bias(sums.to(x.dtype).view(*x.shape[:-1], self.out_features))

@@ -16,6 +16,7 @@
 
 #include "matrix.h"
 #include "panels.h"
+#include "product.h"
 
 namespace penstock::network {
 
@@ -104,62 +105,48 @@ struct Adding {
   T *gathered, *low;  // of each adapted token: what a layer reads, and its product with A
 
   void add(Threads& threads, size_t block, Linear layer, const Matrix& matrix, const T* x, T* out) const {
-#ifdef HAS_PANELS
     if (adapted->runs.empty()) return;
-    using Of = std::conditional_t<std::is_same_v<T, float>, OfFloat, OfBFloat16>;
     gather(threads, x, adapted->tokens, matrix.inputs, gathered);
-    go_down<Of>(threads, block, layer, matrix.inputs);
-    go_up<Of>(threads, block, layer, matrix.outputs, out);
-#endif
+    go_down(threads, block, layer, matrix.inputs);
+    go_up(threads, block, layer, matrix.outputs, out);
   }
 
  private:
-#ifdef HAS_PANELS
-  static int64_t units(int64_t numbers) { return numbers * static_cast<int64_t>(sizeof(T)) / 4; }
-
   // low = gathered A^T
-  template <class Of>
   void go_down(Threads& threads, size_t block, Linear layer, int64_t inputs) const {
     const Cut& cut = adapted->cuts[layer];
     const int64_t width = cut.low_width(adapted->rank);
     each_run(threads, width / PANEL, [&](int64_t panel, const Adapted::Run& run) {
-      const auto* matrix = static_cast<const int32_t*>(run.adapter->blocks[block][layer].down);
+      const auto* matrix = static_cast<const T*>(run.adapter->blocks[block][layer].down);
       if (!matrix || panel * PANEL >= cut.low_width(run.adapter->rank)) return;
-      const auto* rows = reinterpret_cast<const int32_t*>(gathered + run.first * inputs);
-      with_constant<MAX_TOKENS>(run.count, [&](auto count) {
-        typename Of::Sum sums[count][2];
-        multiply<Of, count>(matrix + panel * units(inputs) * PANEL, rows, units(inputs), units(inputs), sums);
-        for (int t = 0; t < count; ++t)
-          for (int half = 0; half < 2; ++half)
-            Vec(sums[t][half]).store(low + (run.first + t) * width + panel * PANEL + half * LANES);
-      });
+      float sums[MAX_TOKENS * PANEL];
+      multiply_panel(matrix + panel * inputs * PANEL, gathered + run.first * inputs, inputs, inputs, run.count, sums);
+      for (int64_t t = 0; t < run.count; ++t)
+        for (int64_t n = 0; n < PANEL; n += LANES)
+          Vec::load(sums + t * PANEL + n).store(low + (run.first + t) * width + panel * PANEL + n);
     });
   }
 
   // out[token] += low B^T, then DoRA's factors and shifts.
-  template <class Of>
   void go_up(Threads& threads, size_t block, Linear layer, int64_t outputs, T* out) const {
     const Cut& cut = adapted->cuts[layer];
     const int64_t width = cut.low_width(adapted->rank);
     each_run(threads, cut.pieces.size(), [&](int64_t panel, const Adapted::Run& run) {
       const Update& update = run.adapter->blocks[block][layer];
-      const auto* matrix = static_cast<const int32_t*>(update.up);
+      const auto* matrix = static_cast<const T*>(update.up);
       if (!matrix) return;
       const Piece& piece = cut.pieces[panel];
       const int64_t rank = run.adapter->rank;
-      const auto* rows = reinterpret_cast<const int32_t*>(low + run.first * width + piece.part * rank);
-      with_constant<MAX_TOKENS>(run.count, [&](auto count) {
-        typename Of::Sum sums[count][2];
-        multiply<Of, count>(matrix + panel * units(rank) * PANEL, rows, units(rank), units(width), sums);
-        for (int t = 0; t < count; ++t)
-          for (int half = 0; half < 2; ++half) {
-            const int64_t n = piece.first + half * LANES;
-            T* to = out + adapted->tokens[run.first + t] * outputs + n;
-            const Lanes at = lanes(n, piece.past);
-            const Vec sum = at.load(to) + Vec(sums[t][half]);
-            at.store(to, update.factors ? Vec::fma(sum, at.load(update.factors + n), at.load(update.shifts + n)) : sum);
-          }
-      });
+      const T* rows = low + run.first * width + piece.part * rank;
+      float sums[MAX_TOKENS * PANEL];
+      multiply_panel(matrix + panel * rank * PANEL, rows, width, rank, run.count, sums);
+      for (int64_t t = 0; t < run.count; ++t)
+        for (int64_t n = piece.first; n < piece.past; n += LANES) {
+          T* to = out + adapted->tokens[run.first + t] * outputs + n;
+          const Lanes at = lanes(n, piece.past);
+          const Vec sum = at.load(to) + Vec::load(sums + t * PANEL + n - piece.first);
+          at.store(to, update.factors ? Vec::fma(sum, at.load(update.factors + n), at.load(update.shifts + n)) : sum);
+        }
     });
   }
 
@@ -171,7 +158,6 @@ struct Adding {
       for (int64_t item = begin; item < end; ++item) body(item / runs, adapted->runs[item % runs]);
     });
   }
-#endif
 };
 
 }  // namespace penstock::network

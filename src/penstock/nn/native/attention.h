@@ -10,12 +10,10 @@
 // A single token's parts go to different threads; many tokens are cut into tiles instead.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <atomic>
 #include <vector>
 
-#include "attention_part.h"
+#include "attention_task.h"
 #include "threads.h"
 
 namespace penstock::attention {
@@ -88,74 +86,9 @@ Plan cut(const Task<T, P>& task, int64_t num_shares, const int32_t* kept = nullp
   return plan;
 }
 
+// next: 0 before; units differ in length, so threads take them as they come free. Compiled for each type of tokens on
+// its own (attention_float.cpp, attention_bfloat16.cpp).
 template <class T, class P>
-void write(const Task<T, P>& task, const Tile& tile, const Joined& joined) {
-  const int64_t rows = tile.rows(task), wide = up(task.dim, LANES);
-  for (int64_t row = 0; row < rows; ++row) {
-    const Vec share(1.0f / joined.total[row]);
-    const float* sums = joined.sums + row * wide;
-    T* out = task.out + ((tile.first_token + tile.token(row, task.group())) * task.heads + tile.head(task, row)) * task.dim;
-    each_lane(task.dim, [&](int64_t i, auto at) { at.store(out + i, Vec::load(sums + i) * share); });
-  }
-}
-
-template <class T, class P>
-void compute(const Task<T, P>& task, const Unit& unit, Partials& partials) {
-  static thread_local Scratch own;
-  const int64_t rows = unit.tile.rows(task), wide = up(task.dim, LANES);
-  Joined joined = unit.unfinished < 0
-                      ? Joined{room(own.joined, rows * wide), own.joined_most, own.joined_total}
-                      : partials.at(unit.unfinished);
-  clear(joined, rows, wide);
-  for (int64_t key = unit.first_key; key < unit.past_key; key = up(key + 1, PART))
-    attend_part(task, unit.tile, key, std::min(up(key + 1, PART), unit.past_key), own, joined);
-  if (unit.unfinished < 0) write(task, unit.tile, joined);
-}
-
-// Write the tiles whose parts are unfinished; the parts of a tile follow each other.
-template <class T, class P>
-void finish(const Task<T, P>& task, const Plan& plan, Partials& partials) {
-  const int64_t num_units = static_cast<int64_t>(plan.units.size());
-  for (int64_t i = 0; i < num_units; ++i) {
-    const Unit& first = plan.units[i];
-    if (first.unfinished < 0) continue;
-    Joined all = partials.at(first.unfinished);
-    for (; i + 1 < num_units && plan.units[i + 1].unfinished >= 0 && plan.units[i + 1].tile.share == first.tile.share &&
-           plan.units[i + 1].tile.kv_head == first.tile.kv_head; ++i) {
-      const Joined part = partials.at(plan.units[i + 1].unfinished);
-      join(all, part.sums, part.most, part.total, first.tile.rows(task), partials.wide);
-    }
-    write(task, first.tile, all);
-  }
-}
-
-// next: 0 before; units differ in length, so threads take them as they come free.
-template <class T, class P>
-void attend(Threads& threads, const Task<T, P>& task, const Plan& plan, Partials& partials, std::atomic<int64_t>& next) {
-  const int64_t num_units = static_cast<int64_t>(plan.units.size());
-  threads.all(num_units, [&] {
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < num_units;)
-      compute(task, plan.units[i], partials);
-  });
-  if (plan.num_partials) threads.once([&] { finish(task, plan, partials); });
-}
-
-// Refuse what would read outside the pages; a few thousand comparisons a step.
-inline void check_shares(int64_t tokens, int64_t num_blocks, int64_t block_size, const at::Tensor& starts,
-                         const at::Tensor& lengths, const at::Tensor& tables) {
-  for (const at::Tensor& t : {starts, lengths, tables})
-    TORCH_CHECK(t.scalar_type() == at::kInt && t.is_contiguous(), "paged_attention: indexes are int32, contiguous");
-  const int64_t shares = lengths.numel(), width = tables.dim() == 2 ? tables.size(1) : 0;
-  TORCH_CHECK(starts.numel() == shares + 1 && tables.numel() == shares * width, "paged_attention: shares differ in number");
-  const int32_t *from = starts.const_data_ptr<int32_t>(), *length = lengths.const_data_ptr<int32_t>();
-  TORCH_CHECK(from[0] == 0 && from[shares] <= tokens, "paged_attention: shares of ", from[shares], " tokens");
-  for (int64_t i = 0; i < shares; ++i) {
-    TORCH_CHECK(from[i] <= from[i + 1] && length[i] >= from[i + 1] - from[i] && length[i] <= width * block_size,
-                "paged_attention: share ", i, " of length ", length[i]);
-    const int32_t* table = tables.const_data_ptr<int32_t>() + i * width;
-    for (int64_t j = 0; j < up(length[i], block_size) / block_size; ++j)
-      TORCH_CHECK(table[j] >= 0 && table[j] < num_blocks, "paged_attention: there is no block ", table[j]);
-  }
-}
+void attend(Threads& threads, const Task<T, P>& task, const Plan& plan, Partials& partials, std::atomic<int64_t>& next);
 
 }  // namespace penstock::attention

@@ -1,7 +1,7 @@
 // Attention of a few rows of each key-value head over one part of a sequence's pages: keys and values are read
 // where they lie, which is all the memory traffic there is.
 //
-// A page holds the positions of one head after those of another, and heads are read in that order: 16 keys of one,
+// A page holds the positions of one head after those of another, and heads are read in that order: a vector of keys of one,
 // the same keys of the next, and when the page ends the next page. Head after head over all pages was a piece of
 // 2 KiB here and one there, where the CPU cannot guess on, and took 1.4 to 2 times as long (ADR 0033).
 #pragma once
@@ -35,7 +35,7 @@ inline Vec products(const T* a, const T* b, int64_t size) {
   return sum;
 }
 
-// A head's keys or values of 16 positions; behind the last the list of rows repeats it.
+// A head's keys or values of as many positions as a vector has lanes; behind the last the list of rows repeats it.
 template <class P>
 struct Run {
   const void* const* rows;
@@ -57,7 +57,7 @@ struct Runs {
 
   int64_t count() const { return up(num_keys, LANES) / LANES * tile.num_heads; }
   // How many runs before it is needed memory is asked for one: 8 KiB, so that it stays in the first cache. Asked
-  // for beside the same key of another run: all 16 at once would wait for each other.
+  // for beside the same key of another run: all at once would wait for each other.
   int64_t ahead() const { return std::max<int64_t>(1, 8192 / (LANES * task.row() * sizeof(P))); }
   // What is read soon when a run of keys is.
   Run<P> after_key(const Scratch& own, int64_t i) const {
@@ -139,9 +139,10 @@ void few_sums(const Runs<T, P>& runs, Scratch& own) {
       for (int row = 0; row < ROWS; ++row) (Vec::load(weights + row * PART) * scales).store(weights + row * PART);
     }
     float* sums = own.sums.data() + values.head * ROWS * wide;
+    constexpr int WIDE = REGISTERS / 8;
     int64_t column = 0;
-    for (; column + 4 * LANES <= dim; column += 4 * LANES)
-      add_values<ROWS, 4>(values, soon, column, weights, num_keys, sums, wide);
+    for (; column + WIDE * LANES <= dim; column += WIDE * LANES)
+      add_values<ROWS, WIDE>(values, soon, column, weights, num_keys, sums, wide);
     for (; column + LANES <= dim; column += LANES)
       add_values<ROWS, 1>(values, soon, column, weights, num_keys, sums, wide);
     for (; column < dim; ++column)

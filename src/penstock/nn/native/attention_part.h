@@ -109,7 +109,7 @@ inline void clear(Joined joined, int64_t rows, int64_t wide) {
   std::fill(joined.total, joined.total + rows, 0.0f);
 }
 
-// Note where each key and value of the tile's first head lies; the lists are filled up to a multiple of 16 with the last.
+// Note where each key and value of the tile's first head lies; the lists are filled up to whole vectors with the last.
 template <class T, class P>
 void find_rows(const Task<T, P>& task, const Tile& tile, int64_t first_key, int64_t num_keys, Scratch& own) {
   const int32_t* table = task.tables + tile.share * task.table_width;

@@ -2,9 +2,6 @@
 //
 // Computes nothing of its own. A step of one token spends microseconds in each operator, and as many in
 // Python between them: ten calls a block were a third of a millisecond a step of 12 blocks.
-#include <ATen/core/List.h>
-#include <ATen/core/Tensor.h>
-#include <torch/library.h>
 
 #include "operators.h"
 

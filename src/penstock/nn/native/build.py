@@ -1,10 +1,12 @@
 """Build of the C++ operators of this folder as one library, on first use (see core/native_build.py).
 
-All files are one translation unit: reading torch's headers costs more than compiling the kernels. It links
-no OpenMP: threads come from torch's own pool through its C interface (`threads.h`), because two pools would
-compete for the cores.
+The loops know pointers and sizes only. The slow ones are units of their own, which compile side by side.
+All files that see tensors are one more unit, because torch's headers cost the compiler more than each of
+those files. The library links no OpenMP: threads come from torch's own pool through its C interface
+(`threads.h`), because two pools would compete for the cores.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,6 +16,8 @@ from penstock.core.native_build import NotBuilt, Unit, find_compiler, library_if
 
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+LOOPS = ("attention_bfloat16.cpp", "attention_float.cpp", "product.cpp")
+"""Units that include nothing of torch's."""
 __all__ = ["NotBuilt", "built_library", "unit"]
 
 
@@ -28,14 +32,14 @@ def built_library() -> Path:
 
 
 def unit() -> Unit:
-    """Return the translation unit of all operators."""
+    """Return the translation units of all operators."""
     root = Path(torch.__file__).parent
     return Unit(
         name="operators",
         title="the C++ operators",
         takes="once a machine, for a minute or a few",
         module="penstock.nn.native",
-        texts=["".join(f'#include "{source.name}"\n' for source in _sources() if source.suffix == ".cpp")],
+        texts=[_unit_of(_sources_of_tensors()), *(_unit_of([source]) for source in LOOPS)],
         suffix=".cpp",
         sources=_sources(),
         find_compiler=_compiler,
@@ -45,6 +49,14 @@ def unit() -> Unit:
         links=["-ltorch_cpu", "-lc10"],
         version=torch.__version__,
     )
+
+
+def _unit_of(names: Sequence[str]) -> str:
+    return "".join(f'#include "{name}"\n' for name in names)
+
+
+def _sources_of_tensors() -> list[str]:
+    return [file.name for file in _sources() if file.suffix == ".cpp" and file.name not in LOOPS]
 
 
 def _compiler() -> str:

@@ -1,6 +1,4 @@
 // Sums and gathers among processes of one machine: how a rank waits, and the board as an object.
-#include <ATen/core/Tensor.h>
-#include <torch/library.h>
 #ifdef __linux__
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -114,7 +112,7 @@ void Board::sum(at::Tensor x) {
   check();
   dispatch(x, [&](auto zero) {
     Regions threads;
-    add_parts(threads, *this, x.numel(), x.mutable_data_ptr<decltype(zero)>());
+    add_parts(threads, *this, x.numel(), writable<decltype(zero)>(x));
   });
 }
 

@@ -13,13 +13,13 @@
 // return at once, the step ends with numbers that mean nothing, and `check` throws.
 #pragma once
 
-#include <torch/custom_class.h>
 
 #include <atomic>
 #include <chrono>
 #include <string>
 
 #include "rows.h"
+#include "tensors.h"
 #include "threads.h"
 
 namespace penstock::exchange {

@@ -1,9 +1,7 @@
 // silu(gate) * up of the merged projection as an operator.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
 
 #include "gate.h"
+#include "tensors.h"
 #include "threads.h"
 
 namespace penstock::gate {
@@ -16,7 +14,7 @@ at::Tensor silu_and_multiply(const at::Tensor& gate_up) {
   dispatch(gate_up, [&](auto zero) {
     using T = decltype(zero);
     Regions threads;
-    gate_rows(threads, gate_up.const_data_ptr<T>(), size ? out.numel() / size : 0, size, out.mutable_data_ptr<T>());
+    gate_rows(threads, data<T>(gate_up), size ? out.numel() / size : 0, size, writable<T>(out));
   });
   return out;
 }

@@ -1,29 +1,14 @@
-// Linear layers over panels as operators; where the CPU lacks AVX-512, none answers.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
+// Linear layers over panels as operators.
 
 #include "product.h"
+#include "tensors.h"
 #include "threads.h"
 
 namespace penstock {
 
-// Which matrices this CPU multiplies by: float32 and bfloat16, int8, int4.
-bool has_linear(int64_t bits) {
-#ifdef HAS_INTEGERS
-  return bits == 4 || bits == 8 || bits == 16 || bits == 32;
-#elif defined(HAS_PANELS)
-  return bits == 16 || bits == 32;
-#else
-  return false;
-#endif
-}
-
 at::Tensor apply(const at::Tensor& given, const Matrix& matrix) {
   const at::Tensor x = given.contiguous();
   TORCH_CHECK(x.size(-1) == matrix.inputs, "linear: tokens ", x.sizes(), " with ", matrix.inputs, " inputs");
-  TORCH_CHECK(has_linear(matrix.type == at::kByte ? 4 : 8 * c10::elementSize(matrix.type)), "linear: this CPU has no AVX-512",
-              matrix.type == x.scalar_type() ? "" : " VNNI");
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.back() = matrix.outputs;
   at::Tensor out = at::empty(sizes, x.options());
@@ -32,7 +17,7 @@ at::Tensor apply(const at::Tensor& given, const Matrix& matrix) {
   dispatch(x, [&](auto zero) {
     using T = decltype(zero);
     Regions threads;
-    product(threads, matrix, x.const_data_ptr<T>(), tokens, out.mutable_data_ptr<T>(),
+    product(threads, matrix, data<T>(x), tokens, writable<T>(out),
             static_cast<char*>(memory.mutable_data_ptr()));
   });
   return out;
@@ -59,7 +44,7 @@ at::Tensor linear_int4(const at::Tensor& x, const at::Tensor& panels, const at::
 }  // namespace penstock
 
 TORCH_LIBRARY_FRAGMENT(penstock, m) {
-  m.def("has_linear(int bits) -> bool", &penstock::has_linear);
+  m.def("rounds_tokens() -> bool", &penstock::rounds_tokens);
   m.def("linear(Tensor x, Tensor panels, Tensor? bias, int outputs) -> Tensor");
   m.def("linear_int8(Tensor x, Tensor panels, Tensor scales, Tensor offsets, Tensor? bias, int outputs) -> Tensor");
   m.def("linear_int4(Tensor x, Tensor panels, Tensor scales, Tensor? bias, int outputs) -> Tensor");

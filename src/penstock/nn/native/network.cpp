@@ -1,10 +1,7 @@
 // A decoder as an object that computes whole steps; it holds its operands and the memory for activations.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <torch/custom_class.h>
-#include <torch/library.h>
 
 #include "chunks.h"
+#include "tensors.h"
 
 namespace penstock::network {
 
@@ -150,13 +147,13 @@ class Network : public torch::CustomClassHolder {
                                     lengths.const_data_ptr<int32_t>(), tables.const_data_ptr<int32_t>(),
                                     model_.heads * model_.dim, model_.heads, model_.kv_heads, block_size, model_.dim,
                                     tables.size(1), 0, model_.scale};
-      const rotary::Heads<T> heads{cosines.const_data_ptr<T>(), sines.const_data_ptr<T>(), positions.const_data_ptr<int64_t>(),
+      const rotary::Heads<T> heads{data<T>(cosines), data<T>(sines), positions.const_data_ptr<int64_t>(),
                                    nullptr, nullptr, model_.eps, model_.heads, model_.kv_heads, model_.dim};
-      const int64_t size = model_.board ? 0 : chunk_size(tokens, num_threads(), block_bytes(), is_tiled());
+      const int64_t size = model_.board ? 0 : chunk_size(tokens, num_threads(), block_bytes(), is_tiled(model_.layers.front().gate_up.type));
       Cuts<T, P> cuts(model_, task, size ? 0 : lengths.numel(), kept);
       Step<T, P> step{model_, tokens, ids.const_data_ptr<int64_t>(), slots.const_data_ptr<int64_t>(), heads, task,
-                   pages_.mutable_data_ptr<P>(), pages_.stride(1), cuts, kept, adapted, adapted_kept, hidden.mutable_data_ptr<T>(),
-                   logits.mutable_data_ptr<T>()};
+                   writable<P>(pages_), pages_.stride(1), cuts, kept, adapted, adapted_kept, writable<T>(hidden),
+                   writable<T>(logits)};
       std::optional<Chunks<T, P>> chunks;
       if (size) chunks.emplace(step, spans_of(task.starts, lengths.numel(), size, attention::tokens_per_tile(task)), of_token);
       const auto lay_out = [&](Space space) {
@@ -231,16 +228,6 @@ class Network : public torch::CustomClassHolder {
     int64_t bytes = 0;
     for (int64_t i = 0; i < LINEARS; ++i) bytes += blocks_.get(i * OF_LINEAR).value().nbytes();
     return bytes;
-  }
-
-  // Whether matrix tiles compute the products of many tokens.
-  bool is_tiled() const {
-#ifdef HAS_TILES
-    const at::ScalarType type = model_.layers.front().gate_up.type;
-    return (type == at::kBFloat16 || type == at::kChar) && tiles::usable();
-#else
-    return false;
-#endif
   }
 
   // Kept from step to step and only ever larger: what is written anew each time is in no page of memory yet.

@@ -1,9 +1,7 @@
 // RMSNorm as an operator, alone and after the residual sum.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty_like.h>
-#include <torch/library.h>
 
 #include "norm.h"
+#include "tensors.h"
 #include "threads.h"
 
 namespace penstock {
@@ -18,10 +16,10 @@ at::Tensor rms_norm(at::Tensor x, const std::optional<at::Tensor>& delta, double
   at::Tensor out = at::empty_like(x);
   dispatch(x, [&](auto zero) {
     using T = decltype(zero);
-    const Norm<T> norm{weight.const_data_ptr<T>(), static_cast<float>(eps), size};
+    const Norm<T> norm{data<T>(weight), static_cast<float>(eps), size};
     Regions threads;
-    add_and_norm(threads, norm, x.mutable_data_ptr<T>(), delta ? delta->const_data_ptr<T>() : nullptr,
-                 static_cast<float>(scale), rows, out.mutable_data_ptr<T>());
+    add_and_norm(threads, norm, writable<T>(x), delta ? data<T>(*delta) : nullptr,
+                 static_cast<float>(scale), rows, writable<T>(out));
   });
   return out;
 }

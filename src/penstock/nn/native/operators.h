@@ -2,9 +2,8 @@
 // and rotary.cpp define them.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 
-#include "matrix.h"
+#include "tensors.h"
 
 namespace penstock {
 

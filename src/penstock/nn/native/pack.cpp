@@ -2,14 +2,12 @@
 //
 // One pass over a matrix, a panel of 32 outputs at a time, so that what is read is written while it is in the
 // cache. The rounding is that of `to_int8` and `to_int4` (nn/linear/quantized.py), which say why.
-#include <ATen/core/Tensor.h>
-#include <torch/library.h>
 
 #include <vector>
 
 #include "panels.h"
+#include "tensors.h"
 #include "threads.h"
-#include "rows.h"
 
 namespace penstock {
 
@@ -36,7 +34,6 @@ void pack(const at::Tensor& matrix, at::Tensor panels) {
   });
 }
 
-#ifdef HAS_INTEGERS
 
 void pack_int8(const at::Tensor& matrix, at::Tensor panels, at::Tensor scales, at::Tensor offsets) {
   const int64_t outputs = matrix.size(0), inputs = matrix.size(1), units = inputs / 4;
@@ -46,7 +43,7 @@ void pack_int8(const at::Tensor& matrix, at::Tensor panels, at::Tensor scales, a
   float* factors = scales.mutable_data_ptr<float>();
   int32_t* sums = offsets.mutable_data_ptr<int32_t>();
   dispatch(matrix, [&](auto zero) {
-    const auto* from = matrix.const_data_ptr<decltype(zero)>();
+    const auto* from = data<decltype(zero)>(matrix);
     parallel(panels.size(0), 1, [&](int64_t begin, int64_t end) {
       std::vector<int8_t> codes(32 * inputs);
       for (int64_t panel = begin; panel < end; ++panel) {
@@ -69,26 +66,27 @@ void pack_int8(const at::Tensor& matrix, at::Tensor panels, at::Tensor scales, a
 // Codes 0 to 15 of 32 numbers; returns the scale with the least squared error.
 template <class T>
 bf16 round_group(const T* x, uint8_t* codes) {
-  const __m512 a = Vec::load(x).v, b = Vec::load(x + LANES).v;
-  const float top = _mm512_reduce_max_ps(_mm512_max_ps(a, b)), bottom = _mm512_reduce_min_ps(_mm512_min_ps(a, b));
-  float extreme = -bottom > top ? bottom : top, least = INFINITY;
+  Vec most = Vec::load(x), least = most;
+  for (int64_t i = LANES; i < GROUP; i += LANES) most = Vec::max(most, Vec::load(x + i)), least = Vec::min(least, Vec::load(x + i));
+  const float top = most.largest(), bottom = -(Vec() - least).largest();
+  float extreme = -bottom > top ? bottom : top, smallest = INFINITY;
   if (std::abs(extreme) < 1e-30f) extreme = 1e-30f;
-  bf16 best;
+  bf16 best(0.0f);
   for (double share : {1.0, 0.95, 0.9, 0.85, 0.8}) {
     const bf16 scale(extreme * static_cast<float>(share / -8.0));
-    const __m512 s = _mm512_set1_ps(scale), high = _mm512_set1_ps(7), low = _mm512_set1_ps(-8);
-    auto rounded = [&](__m512 v) {
-      return _mm512_min_ps(_mm512_max_ps(_mm512_roundscale_ps(_mm512_div_ps(v, s), 8), low), high);
-    };
-    const __m512 qa = rounded(a), qb = rounded(b);
-    const __m512 ea = _mm512_fmsub_ps(qa, s, a), eb = _mm512_fmsub_ps(qb, s, b);
-    const float error = _mm512_reduce_add_ps(_mm512_fmadd_ps(ea, ea, _mm512_mul_ps(eb, eb)));
-    if (!(error < least)) continue;
-    least = error, best = scale;
-    const __m512i eight = _mm512_set1_epi32(8);
-    auto bytes = [&](__m512 q) { return _mm512_cvtepi32_epi8(_mm512_add_epi32(_mm512_cvtps_epi32(q), eight)); };
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), bytes(qa));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + LANES), bytes(qb));
+    const Vec factor(static_cast<float>(scale));
+    Vec rounded[GROUP / LANES], squares;
+    for (int64_t i = 0; i < GROUP; i += LANES) {
+      const Vec v = Vec::load(x + i), code = Vec::min(Vec::max((v / factor).nearest(), Vec(-8)), Vec(7)), error = code * factor - v;
+      rounded[i / LANES] = code, squares = Vec::fma(error, error, squares);
+    }
+    const float error = squares.sum();
+    if (!(error < smallest)) continue;
+    smallest = error, best = scale;
+    for (int64_t i = 0; i < GROUP; i += LANES) {
+      const Bytes bytes = narrowed(rounded[i / LANES].whole() + 8);
+      std::memcpy(codes + i, &bytes, sizeof bytes);
+    }
   }
   return best;
 }
@@ -98,9 +96,9 @@ void pack_int4(const at::Tensor& matrix, at::Tensor panels, at::Tensor scales) {
   TORCH_CHECK(matrix.is_contiguous() && panels.is_contiguous() && scales.is_contiguous() && inputs % 32 == 0 &&
               panels.size(1) * 4 == inputs && scales.numel() == panels.size(0) * groups * 32, "pack_int4: sizes");
   uint8_t* to = panels.mutable_data_ptr<uint8_t>();
-  bf16* factors = scales.mutable_data_ptr<bf16>();
+  bf16* factors = writable<bf16>(scales);
   dispatch(matrix, [&](auto zero) {
-    const auto* from = matrix.const_data_ptr<decltype(zero)>();
+    const auto* from = data<decltype(zero)>(matrix);
     parallel(panels.size(0), 1, [&](int64_t begin, int64_t end) {
       std::vector<uint8_t> codes(32 * inputs);
       for (int64_t panel = begin; panel < end; ++panel) {
@@ -118,7 +116,6 @@ void pack_int4(const at::Tensor& matrix, at::Tensor panels, at::Tensor scales) {
   });
 }
 
-#endif
 
 }  // namespace penstock
 
@@ -130,8 +127,6 @@ TORCH_LIBRARY_FRAGMENT(penstock, m) {
 
 TORCH_LIBRARY_IMPL(penstock, CPU, m) {
   m.impl("pack", &penstock::pack);
-#ifdef HAS_INTEGERS
   m.impl("pack_int8", &penstock::pack_int8);
   m.impl("pack_int4", &penstock::pack_int4);
-#endif
 }

@@ -22,8 +22,6 @@ constexpr bool is_coded = std::is_same_v<P, Code>;
 template <class P>
 constexpr int64_t row_size(int64_t dim) { return is_coded<P> ? dim + SCALE_SIZE : dim; }
 
-inline int64_t dim_of(const at::Tensor& pages) { return pages.size(-1) - (pages.scalar_type() == at::kChar ? SCALE_SIZE : 0); }
-
 inline float scale_of(const Code* row, int64_t dim) {
   float scale;
   std::memcpy(&scale, row + dim, sizeof scale);
@@ -37,7 +35,7 @@ void write_row(const T* x, int64_t dim, T* out) { std::copy_n(x, dim, out); }
 template <class T>
 void write_row(const T* x, int64_t dim, Code* out) {
   Vec most(1e-30f);
-  each_lane(dim, [&](int64_t i, auto at) { most = Vec::max(most, Vec::max(at.load(x + i), Vec() - at.load(x + i))); });
+  each_lane(dim, [&](int64_t i, auto at) { most = Vec::max(most, at.load(x + i).magnitude()); });
   const Vec factor(127.0f / most.largest());
   each_lane(dim, [&](int64_t i, auto at) { at.store(out + i, at.load(x + i) * factor); });
   const float scale = most.largest() / 127.0f;
@@ -56,17 +54,6 @@ void widen_row(const Code* row, int64_t dim, T* out) {
     }
 #endif
   each_lane(dim - done, [&](int64_t i, auto at) { at.store(out + done + i, at.load(row + done + i)); });
-}
-
-// Call body with zeros of the tokens' type and of the pages'.
-template <class Body>
-void dispatch_pages(const at::Tensor& tokens, const at::Tensor& pages, const Body& body) {
-  dispatch(tokens, [&](auto zero) {
-    if (pages.scalar_type() == at::kChar) return body(zero, Code{});
-    TORCH_CHECK(pages.scalar_type() == tokens.scalar_type(), "pages of ", pages.scalar_type(), " for tokens of ",
-                tokens.scalar_type(), "; they have the tokens' type or int8");
-    body(zero, zero);
-  });
 }
 
 }  // namespace penstock

@@ -1,9 +1,7 @@
 // Attention over pages as an operator; see attention.h.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
 
 #include "attention.h"
+#include "tensors.h"
 #include "threads.h"
 
 namespace penstock::attention {
@@ -26,8 +24,8 @@ at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& keys, const at
   dispatch_pages(q, keys, [&](auto zero, auto page_zero) {
     using T = decltype(zero);
     using P = decltype(page_zero);
-    const Task<T, P> task{q.const_data_ptr<T>(), keys.const_data_ptr<P>(), values.const_data_ptr<P>(),
-                       out.mutable_data_ptr<T>(), starts.const_data_ptr<int32_t>(), lengths.const_data_ptr<int32_t>(),
+    const Task<T, P> task{data<T>(q), data<P>(keys), data<P>(values),
+                       writable<T>(out), starts.const_data_ptr<int32_t>(), lengths.const_data_ptr<int32_t>(),
                        tables.const_data_ptr<int32_t>(), q.stride(0), q.size(1), keys.size(1), keys.size(2), q.size(2),
                        lengths.numel() ? tables.size(1) : 0, window, static_cast<float>(scale)};
     const Plan plan = cut(task, lengths.numel());

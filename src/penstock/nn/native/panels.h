@@ -1,8 +1,9 @@
 // Products of tokens with a matrix that lies in memory in the order in which they read it.
 //
 // The matrix is cut into panels of 32 outputs. A panel holds, input after input, one unit of 4 bytes for
-// each of its outputs: one float32, two bfloat16 or four int8. Two loads bring a unit of all 32 outputs,
-// one broadcast brings the same unit of a token, and one instruction per 16 outputs multiplies and adds.
+// each of its outputs: one float32, two bfloat16 or four int8. With AVX-512 two loads bring a unit of all 32 outputs,
+// one broadcast brings the same unit of a token, and one instruction per 16 outputs multiplies and adds; other CPUs
+// widen panels first (product_wide.h).
 // So every byte of the matrix is read once, in one stream, for up to 14 tokens, whose sums stay in
 // registers: 28 of the 32, beside two of the matrix and one of the token.
 //
@@ -27,14 +28,43 @@
 
 namespace penstock {
 
-constexpr int64_t PANEL = 32;      // outputs of a panel: two registers of float32
+constexpr int64_t PANEL = 32;       // outputs of a panel
 constexpr int64_t MAX_TOKENS = 14;  // tokens of a tile
+
+// The outputs of a register, from `first`, that the matrix has: its last panel is filled up.
+inline Lanes lanes(int64_t first, int64_t outputs) {
+  return Lanes{static_cast<int>(std::clamp<int64_t>(outputs - first, 0, LANES))};
+}
+
+// Call body with a count from 1 to `most` as a constant: the compiler makes a body for each.
+template <int most, class Body>
+void with_constant(int64_t count, const Body& body) {
+  [&]<int... n>(std::integer_sequence<int, n...>) {
+    (void)((count == n + 1 && (body(std::integral_constant<int, n + 1>{}), true)) || ...);
+  }(std::make_integer_sequence<int, most>{});
+}
+
+// Call tile(panel, first token, number of tokens) for all tiles. Those of one panel follow each other, so that it is
+// read from memory once. A thread that has to be woken gets tiles of at least half a microsecond's work in sum: waking it
+// costs about as much. units: of four bytes, of a token.
+template <class Tile>
+void each_tile(Threads& threads, int64_t most, int64_t tokens, int64_t outputs, int64_t units, const Tile& tile) {
+  const int64_t runs = (tokens + most - 1) / most, panels = (outputs + PANEL - 1) / PANEL;
+  const int64_t grain = std::max<int64_t>(1, 8192 / (units * std::clamp<int64_t>(tokens, 1, MAX_TOKENS)));
+  threads.each(panels * runs, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t panel = item / runs, run = item % runs, first = tokens * run / runs;
+      tile(panel, first, tokens * (run + 1) / runs - first);
+    }
+  });
+}
 
 #ifdef HAS_PANELS
 
 constexpr int AHEAD = 8192;  // bytes: far enough to hide memory, near enough to stay in the first cache
 
 struct OfFloat {
+  using Number = float;
   using Sum = __m512;
   static Sum zero() { return _mm512_setzero_ps(); }
   static Sum add(Sum sum, __m512i w, __m512i x) {
@@ -43,6 +73,7 @@ struct OfFloat {
 };
 
 struct OfBFloat16 {
+  using Number = float;
   using Sum = __m512;
   static Sum zero() { return _mm512_setzero_ps(); }
   static Sum add(Sum sum, __m512i w, __m512i x) {
@@ -58,6 +89,7 @@ struct OfBFloat16 {
 
 #ifdef HAS_INTEGERS
 struct OfInt8 {  // tokens from 0 to 255, the matrix from -127 to 127
+  using Number = int32_t;
   using Sum = __m512i;
   static Sum zero() { return _mm512_setzero_si512(); }
   static Sum add(Sum sum, __m512i w, __m512i x) { return _mm512_dpbusd_epi32(sum, x, w); }
@@ -85,12 +117,9 @@ template <int tokens>
 template <class Of, int tokens>
 using Sums = typename Of::Sum[tokens][2];
 
-// sums = tokens x panel; x has `units` units per token, and the next token's `stride` units on. They are summed up in
-// an array of our own: the caller's loops over `sums` keep that one in memory, where the compiler then also adds, at
-// half the speed.
+// sums = tokens x panel, [tokens][PANEL]; x has `units` units per token, and the next token's `stride` units on.
 template <class Of, int tokens>
-[[gnu::always_inline]] inline void multiply(const int32_t* panel, const int32_t* x, int64_t units,
-                                            int64_t stride, Sums<Of, tokens>& sums) {
+void multiply(const int32_t* panel, const int32_t* x, int64_t units, int64_t stride, typename Of::Number* sums) {
   Sums<Of, tokens> own;
 #pragma GCC unroll 14
   for (int t = 0; t < tokens; ++t) own[t][0] = own[t][1] = Of::zero();
@@ -106,54 +135,8 @@ template <class Of, int tokens>
     }
   }
 #pragma GCC unroll 14
-  for (int t = 0; t < tokens; ++t) sums[t][0] = own[t][0], sums[t][1] = own[t][1];
-}
-
-// Call body with a count from 1 to `most` as a constant: the compiler makes a body for each.
-template <int most, class Body>
-void with_constant(int64_t count, const Body& body) {
-  [&]<int... n>(std::integer_sequence<int, n...>) {
-    (void)((count == n + 1 && (body(std::integral_constant<int, n + 1>{}), true)) || ...);
-  }(std::make_integer_sequence<int, most>{});
-}
-
-// Call tile(panel, first token, number of tokens as a constant) for all tiles. Those of one panel follow each
-// other, so that it is read from memory once. A thread that has to be woken gets tiles of at least half a
-// microsecond's work in sum: waking it costs about as much.
-template <int most, class Tile>
-void each_tile(Threads& threads, int64_t tokens, int64_t outputs, int64_t units, const Tile& tile) {
-  const int64_t runs = (tokens + most - 1) / most, panels = (outputs + PANEL - 1) / PANEL;
-  const int64_t grain = std::max<int64_t>(1, 8192 / (units * std::clamp<int64_t>(tokens, 1, MAX_TOKENS)));
-  threads.each(panels * runs, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t item = begin; item < end; ++item) {
-      const int64_t panel = item / runs, run = item % runs;
-      const int64_t first = tokens * run / runs, count = tokens * (run + 1) / runs - first;
-      with_constant<most>(count, [&](auto constant) { tile(panel, first, constant); });
-    }
-  });
-}
-
-// The outputs of a register, from `first`, that the matrix has: its last panel is filled up.
-inline Lanes lanes(int64_t first, int64_t outputs) {
-  return Lanes{static_cast<int>(std::clamp<int64_t>(outputs - first, 0, LANES))};
-}
-
-#endif
-
-#ifdef HAS_INTEGERS
-
-// codes = round(x * 127 / largest) + shift; returns the scale. A row of zeros has a scale too.
-template <class T>
-float round_row(const T* x, int64_t size, int shift, uint8_t* codes) {
-  Vec most(1e-30f);
-  each_lane(size, [&](int64_t i, auto at) { most = Vec(_mm512_max_ps(most.v, _mm512_abs_ps(at.load(x + i).v))); });
-  const Vec factor(127.0f / most.largest());
-  each_lane(size, [&](int64_t i, auto at) {
-    const __m512i whole = _mm512_cvtps_epi32((at.load(x + i) * factor).v);
-    const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(whole, _mm512_set1_epi32(shift)));
-    _mm_mask_storeu_epi8(codes + i, static_cast<__mmask16>((1u << at.count) - 1), bytes);
-  });
-  return most.largest() / 127.0f;
+  for (int t = 0; t < tokens; ++t)
+    for (int half = 0; half < 2; ++half) _mm512_storeu_si512(sums + t * PANEL + half * LANES, (__m512i)own[t][half]);
 }
 
 #endif

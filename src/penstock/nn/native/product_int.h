@@ -10,6 +10,7 @@
 
 #include "matrix.h"
 #include "product_sums.h"
+#include "product_wide.h"
 
 namespace penstock {
 
@@ -52,36 +53,17 @@ void round_rows(Threads& threads, const T* x, const Tokens& to, bool for_int4) {
   });
 }
 
-// What a tile of float32 sums becomes: sums * scale of the token + bias.
-template <class T, int tokens>
-void store_tile(const Vec (&sums)[tokens][2], const Tokens& x, int64_t first, int64_t panel, const T* bias, T* out,
-                int64_t outputs) {
-  for (int half = 0; half < 2; ++half) {
-    const int64_t n = panel * PANEL + half * LANES;
-    const Lanes at = lanes(n, outputs);
-    const Vec added = bias ? at.load(bias + n) : Vec();
-    for (int t = 0; t < tokens; ++t)
-      at.store(out + (first + t) * outputs + n, Vec::fma(sums[t][half], Vec(x.scale[first + t]), added));
-  }
-}
-
 template <class T>
 void multiply_int8(Threads& threads, const Matrix& matrix, const Tokens& x, T* out) {
   const int64_t units = x.inputs / 4, outputs = matrix.outputs;
   const auto* panels = static_cast<const int32_t*>(matrix.panels);
   const auto* scales = static_cast<const float*>(matrix.scales);
-  const auto* bias = static_cast<const T*>(matrix.bias);
-  const auto store = [&](int64_t panel, int64_t first, auto count, const auto* sums) {
-    Vec scaled[count][2];
-    for (int half = 0; half < 2; ++half) {
-      const int64_t n = panel * PANEL + half * LANES;
-      const __m512i offset = _mm512_loadu_si512(matrix.offsets + n);
-      for (int t = 0; t < count; ++t)
-        scaled[t][half] = Vec(_mm512_cvtepi32_ps(_mm512_sub_epi32(sums[t][half], offset))) * Vec::load(scales + n);
-    }
-    store_tile<T, count>(scaled, x, first, panel, bias, out, outputs);
-  };
-  each_product<OfInt8>(threads, panels, x.row(0), x.count, outputs, units, store);
+  each_product<OfInt8>(threads, panels, x.row(0), x.count, outputs, units, [&](int64_t panel, int64_t first, int64_t count, const int32_t* sums) {
+    store_tile<T>(matrix, panel, first, count, out, [&](int64_t t, int64_t n) {
+      const Ints whole = load_as<Ints>(sums + t * PANEL + n % PANEL) - load_as<Ints>(matrix.offsets + n);
+      return Vec::of(whole) * Vec::load(scales + n) * Vec(x.scale[first + t]);
+    });
+  });
 }
 
 // sums += one group of 32 inputs of one panel; `begins` has `groups` numbers per token.
@@ -118,17 +100,22 @@ void multiply_int4(Threads& threads, const Matrix& matrix, const Tokens& x, T* o
   const int64_t units = x.inputs / 4, groups = units / GROUP_UNITS, outputs = matrix.outputs;
   const auto* panels = static_cast<const uint8_t*>(matrix.panels);
   const auto* scales = static_cast<const bf16*>(matrix.scales);
-  const auto* bias = static_cast<const T*>(matrix.bias);
-  const auto tile = [&](int64_t panel, int64_t first, auto count) {
-    Vec sums[count][2];
-    for (int64_t g = 0; g < groups; ++g) {
-      const int64_t at = panel * groups + g;
-      add_group<count>(panels + at * GROUP_UNITS * 64, scales + at * PANEL, x.row(first) + g * GROUP_UNITS,
-                       x.begins + first * groups + g, groups, sums);
-    }
-    store_tile<T, count>(sums, x, first, panel, bias, out, outputs);
-  };
-  each_tile<MAX_TOKENS_4>(threads, x.count, outputs, units, tile);
+  each_tile(threads, MAX_TOKENS_4, x.count, outputs, units, [&](int64_t panel, int64_t first, int64_t tokens) {
+    float sums[MAX_TOKENS_4 * PANEL];
+    with_constant<MAX_TOKENS_4>(tokens, [&](auto count) {
+      Vec own[count][2];
+      for (int64_t g = 0; g < groups; ++g) {
+        const int64_t at = panel * groups + g;
+        add_group<count>(panels + at * GROUP_UNITS * 64, scales + at * PANEL, x.row(first) + g * GROUP_UNITS,
+                         x.begins + first * groups + g, groups, own);
+      }
+      for (int t = 0; t < count; ++t)
+        for (int half = 0; half < 2; ++half) own[t][half].store(sums + t * PANEL + half * LANES);
+    });
+    store_tile<T>(matrix, panel, first, tokens, out, [&](int64_t t, int64_t n) {
+      return Vec::load(sums + t * PANEL + n % PANEL) * Vec(x.scale[first + t]);
+    });
+  });
 }
 
 #endif

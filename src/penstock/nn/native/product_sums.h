@@ -11,6 +11,13 @@
 namespace penstock {
 
 #ifdef HAS_PANELS
+
+// Of up to MAX_TOKENS.
+template <class Of>
+void multiply_some(const int32_t* panel, const int32_t* x, int64_t units, int64_t stride, int64_t tokens, typename Of::Number* sums) {
+  with_constant<MAX_TOKENS>(tokens, [&](auto count) { multiply<Of, count>(panel, x, units, stride, sums); });
+}
+
 #ifdef HAS_TILES
 
 constexpr int64_t TILED_TOKENS = 2 * tiles::ROWS;  // that a panel is multiplied by at a time
@@ -34,30 +41,29 @@ void each_by_tiles(Threads& threads, const int32_t* panels, const int32_t* x, in
   const int64_t grain = std::max<int64_t>(1, 1024 / units);
   threads.each(num_panels * runs, grain, [&](int64_t begin, int64_t end) {
     tiles::Unit unit;
-    typename Of::Sum sums[TILED_TOKENS][2];
+    alignas(64) typename Of::Number sums[TILED_TOKENS * PANEL];
     for (int64_t item = begin; item < end; ++item) {
       const int64_t panel = item / runs, first = item % runs * TILED_TOKENS, count = std::min(tokens - first, TILED_TOKENS);
       unit.multiply<kind>({x + first * units, panels + panel * units * PANEL, sums, units * UNIT, STRIDE, STRIDE, count, PANEL,
                            units, first ? 0 : AHEAD});
-      for (int64_t t = 0; t < count; t += MAX_TOKENS)
-        with_constant<MAX_TOKENS>(std::min(count - t, MAX_TOKENS), [&](auto part) { store(panel, first + t, part, sums + t); });
+      store(panel, first, count, sums);
     }
   });
 }
 
 #endif
 
-// Call store(panel, first token, number of tokens as a constant, sums [tokens][2]) for everything once; those of one panel
-// follow each other. x has `units` units per token.
+// Call store(panel, first token, number of tokens, sums [tokens][PANEL]) for everything once; those of one panel follow
+// each other. x has `units` units per token.
 template <class Of, class Store>
 void each_product(Threads& threads, const int32_t* panels, const int32_t* x, int64_t tokens, int64_t outputs, int64_t units,
                   const Store& store) {
 #ifdef HAS_TILES
   if (is_tiled<Of>(tokens)) return each_by_tiles<Of>(threads, panels, x, tokens, outputs, units, store);
 #endif
-  each_tile<MAX_TOKENS>(threads, tokens, outputs, units, [&](int64_t panel, int64_t first, auto count) {
-    typename Of::Sum sums[count][2];
-    multiply<Of, count>(panels + panel * units * PANEL, x + first * units, units, units, sums);
+  each_tile(threads, MAX_TOKENS, tokens, outputs, units, [&](int64_t panel, int64_t first, int64_t count) {
+    alignas(64) typename Of::Number sums[MAX_TOKENS * PANEL];
+    multiply_some<Of>(panels + panel * units * PANEL, x + first * units, units, units, count, sums);
     store(panel, first, count, sums);
   });
 }

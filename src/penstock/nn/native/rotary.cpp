@@ -1,9 +1,7 @@
 // What attention reads, from the merged projection, as an operator; see rotary.h.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
 
 #include "rotary.h"
+#include "tensors.h"
 #include "threads.h"
 
 namespace penstock::rotary {
@@ -27,7 +25,7 @@ template <class T>
 const T* weight_of(const std::optional<at::Tensor>& norm, int64_t dim) {
   if (!norm) return nullptr;
   TORCH_CHECK(norm->numel() == dim && norm->is_contiguous(), "rotate_and_store: a norm of ", norm->sizes());
-  return norm->const_data_ptr<T>();
+  return data<T>(*norm);
 }
 
 at::Tensor rotate_and_store(const at::Tensor& qkv, const at::Tensor& cosines, const at::Tensor& sines,
@@ -41,11 +39,11 @@ at::Tensor rotate_and_store(const at::Tensor& qkv, const at::Tensor& cosines, co
   dispatch_pages(qkv, keys, [&](auto zero, auto page_zero) {
     using T = decltype(zero);
     using P = decltype(page_zero);
-    const Heads<T> of{cosines.const_data_ptr<T>(), sines.const_data_ptr<T>(), nullptr, weight_of<T>(q_norm, dim),
+    const Heads<T> of{data<T>(cosines), data<T>(sines), nullptr, weight_of<T>(q_norm, dim),
                       weight_of<T>(k_norm, dim), static_cast<float>(eps), heads, kv_heads, dim};
     Regions threads;
-    take_tokens(threads, of, qkv.const_data_ptr<T>(), slots.const_data_ptr<int64_t>(), tokens, block_size,
-                q.mutable_data_ptr<T>(), keys.mutable_data_ptr<P>(), values.mutable_data_ptr<P>());
+    take_tokens(threads, of, data<T>(qkv), slots.const_data_ptr<int64_t>(), tokens, block_size,
+                writable<T>(q), writable<P>(keys), writable<P>(values));
   });
   return q;
 }

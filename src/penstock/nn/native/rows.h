@@ -1,13 +1,13 @@
-// What the small operators do to one row, and how a row's type and its share of a thread are chosen.
+// What the small operators do to one row, and what share of the rows a thread takes.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <algorithm>
 
 #include "vectors.h"
 
 namespace penstock {
 
-// Loads and stores 16 lanes, or the `count` that are left at a row's end; the rest reads as 0.
+// Loads and stores all lanes, or the `count` that are left at a row's end; the rest reads as 0.
 struct Lanes {
   int count = LANES;
   template <class T>
@@ -26,7 +26,7 @@ struct Lanes {
   }
 };
 
-// Call body(i, lanes) for each run of 16 of a row; the last may be shorter.
+// Call body(i, lanes) for each vector of a row; the last may be shorter.
 template <class Body>
 void each_lane(int64_t size, const Body& body) {
   int64_t i = 0;
@@ -49,21 +49,17 @@ void normalise_row(const T* x, const T* weight, float eps, T* out, int64_t size)
 // Rows a thread takes at least: waking another costs about a microsecond, or 16,000 numbers.
 inline int64_t grain_of(int64_t size) { return std::max<int64_t>(1, 16384 / size); }
 
-// Call body with a zero of the tensor's type, float or bfloat16.
-template <class Body>
-void dispatch(const at::Tensor& x, const Body& body) {
-  if (x.scalar_type() == at::kFloat) return body(float{});
-  TORCH_CHECK(x.scalar_type() == at::kBFloat16, "float32 or bfloat16 is needed, not ", x.scalar_type());
-  body(bf16{});
-}
-
-// Refuse what is not one index of [0, most) per token; `what` names them.
-inline void check_indexes(const at::Tensor& indexes, int64_t tokens, int64_t most, const char* what) {
-  TORCH_CHECK(indexes.scalar_type() == at::kLong && indexes.is_contiguous() && indexes.numel() == tokens,
-              "a ", what, " of int64 is needed for each of ", tokens, " tokens, not ", indexes.sizes());
-  const int64_t* index = indexes.const_data_ptr<int64_t>();
-  for (int64_t i = 0; i < tokens; ++i)
-    TORCH_CHECK(index[i] >= 0 && index[i] < most, "there is no ", what, " ", index[i], " of ", most);
+// codes = round(x * 127 / largest) + shift; returns the scale. A row of zeros has a scale too.
+template <class T>
+float round_row(const T* x, int64_t size, int shift, uint8_t* codes) {
+  Vec most(1e-30f);
+  each_lane(size, [&](int64_t i, auto at) { most = Vec::max(most, at.load(x + i).magnitude()); });
+  const Vec factor(127.0f / most.largest());
+  each_lane(size, [&](int64_t i, auto at) {
+    const Bytes bytes = narrowed((at.load(x + i) * factor).whole() + shift);
+    std::memcpy(codes + i, &bytes, at.count);
+  });
+  return most.largest() / 127.0f;
 }
 
 }  // namespace penstock

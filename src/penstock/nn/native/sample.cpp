@@ -4,9 +4,6 @@
 // A filter keeps the likeliest tokens down to an edge, which is found digit by digit: the mass of tokens by
 // the upper bits of their logits, then of those at the edge by the next bits. What is behind an edge gets
 // the weight 0, and the random number is looked up in the sums that are left, in the order of ids.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <array>
@@ -18,6 +15,7 @@
 #include <vector>
 
 #include "rows.h"
+#include "tensors.h"
 #include "threads.h"
 
 namespace penstock::sample {
@@ -41,7 +39,7 @@ struct Edge {
 };
 
 inline uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x + 0.0f); }  // of -0.0 those of 0.0
-inline uint32_t bits_of(bf16 x) { return bits_of(std::bit_cast<float>(uint32_t{x.x} << 16)); }
+inline uint32_t bits_of(bf16 x) { return bits_of(std::bit_cast<float>(uint32_t{x.bits} << 16)); }
 
 // A number that is the larger, the larger a logit is; and back.
 inline uint32_t key_of(uint32_t bits) { return bits ^ (bits & SIGN ? ~uint32_t{0} : SIGN); }
@@ -226,7 +224,7 @@ at::Tensor draw(const at::Tensor& given, const std::optional<at::Tensor>& settin
   int64_t* tokens = out.mutable_data_ptr<int64_t>();
   const auto* each = settings ? static_cast<const Settings*>(settings->const_data_ptr()) : nullptr;
   dispatch(logits, [&](auto zero) {
-    const auto* row = logits.const_data_ptr<decltype(zero)>();
+    const auto* row = data<decltype(zero)>(logits);
     parallel(rows, each ? 1 : grain_of(size), [&](int64_t begin, int64_t end) {
       Scratch scratch;
       for (int64_t i = begin; i < end; ++i)

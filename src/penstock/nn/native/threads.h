@@ -9,26 +9,50 @@
 // that waits for nobody.
 #pragma once
 
-#include <c10/util/Exception.h>
-#include <c10/util/FunctionRef.h>
-#include <torch/csrc/stable/c/shim.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <stdexcept>
 #include <thread>
+#include <type_traits>
 
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
 
+// Of torch/csrc/stable/c/shim.h, whose types take the compiler a second.
+extern "C" {
+int32_t torch_parallel_for(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t, int64_t, void*), void* context);
+int32_t torch_get_num_threads(uint32_t* threads);
+}
+
 namespace penstock {
 
 inline int64_t num_threads() {
   uint32_t threads = 1;
-  TORCH_CHECK(!torch_get_num_threads(&threads), "the number of threads is not known");
+  if (torch_get_num_threads(&threads)) throw std::runtime_error("the number of threads is not known");
   return threads;
 }
+
+// A function that the caller holds.
+template <class Signature>
+class Ref;
+
+template <class... Values>
+class Ref<void(Values...)> {
+ public:
+  template <class F>
+    requires(!std::is_same_v<std::remove_cvref_t<F>, Ref>)
+  Ref(F&& f)
+      : held_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))),
+        call_([](void* held, Values... values) { (*static_cast<std::remove_reference_t<F>*>(held))(values...); }) {}
+  void operator()(Values... values) const { call_(held_, values...); }
+
+ private:
+  void* held_;
+  void (*call_)(void*, Values...);
+};
 
 // Call body(begin, end) on parts of [0, size), each of at least `grain` items.
 template <class Body>
@@ -40,15 +64,14 @@ void parallel(int64_t size, int64_t grain, const Body& body) {
   auto call = [](int64_t begin, int64_t end, void* context) {
     (*static_cast<const Body*>(context))(begin, end);
   };
-  const auto failed = torch_parallel_for(0, size, grain, call, const_cast<Body*>(&body));
-  TORCH_CHECK(!failed, "a parallel loop failed");
+  if (torch_parallel_for(0, size, grain, call, const_cast<Body*>(&body))) throw std::runtime_error("a parallel loop failed");
 }
 
 // All is done when a call returns. Not templates: every kernel would be compiled for each kind of threads.
 class Threads {
  public:
-  using Loop = c10::function_ref<void(int64_t begin, int64_t end)>;
-  using Work = c10::function_ref<void()>;
+  using Loop = Ref<void(int64_t begin, int64_t end)>;
+  using Work = Ref<void()>;
   virtual void each(int64_t size, int64_t grain, Loop loop) = 0;  // parts of [0, size), of at least `grain`
   virtual void all(int64_t most, Work work) = 0;                  // on up to so many threads at once
   virtual void once(Work work) = 0;

@@ -4,7 +4,7 @@
 //   c[rows, columns] = a[rows, depth] b[depth, columns]
 //
 // `Cell` is what one lane of b holds: a float, or two bfloat16 of consecutive depth. a is rows of
-// cells, so one cell is broadcast; b is [depth cells, columns], so 16 columns are one vector. The CPU's matrix tiles,
+// cells, so one cell is broadcast; b is [depth cells, columns], so LANES columns are one vector. The CPU's matrix tiles,
 // where it has them, read pairs as they lie (tiles.h).
 #pragma once
 
@@ -50,7 +50,7 @@ struct Product<Pair> {
 };
 #endif
 
-// ROWS x WIDE vectors of c at once: 6 x 4 of the 32 registers, 4 more for b.
+// ROWS x WIDE vectors of c at once: 6 x 4 of 32 registers and 4 more for b, or 6 x 2 of 16 and 2 more.
 template <int ROWS, int WIDE, class Cell>
 inline void multiply_block(const Cell* a, int64_t a_stride, const Cell* b, int64_t b_stride, float* c,
                            int64_t c_stride, int64_t depth) {
@@ -79,7 +79,7 @@ inline void multiply_columns(const Cell* a, int64_t a_stride, const Cell* b, int
     multiply_block<1, WIDE>(a + i * a_stride, a_stride, b, b_stride, c + i * c_stride, c_stride, depth);
 }
 
-// columns is a multiple of 16; strides count cells, and floats for c.
+// columns is a multiple of LANES; strides count cells, and floats for c.
 template <class Cell>
 void multiply(const Cell* a, int64_t a_stride, const Cell* b, int64_t b_stride, float* c, int64_t c_stride,
               int64_t rows, int64_t columns, int64_t depth) {
@@ -91,9 +91,10 @@ void multiply(const Cell* a, int64_t a_stride, const Cell* b, int64_t b_stride, 
     if (tiles::usable()) return unit.multiply<tiles::PAIRS>(task);
   }
 #endif
+  constexpr int WIDE = REGISTERS / 8;
   int64_t j = 0;
-  for (; j + 4 * LANES <= columns; j += 4 * LANES)
-    multiply_columns<4>(a, a_stride, b + j, b_stride, c + j, c_stride, rows, depth);
+  for (; j + WIDE * LANES <= columns; j += WIDE * LANES)
+    multiply_columns<WIDE>(a, a_stride, b + j, b_stride, c + j, c_stride, rows, depth);
   for (; j < columns; j += LANES)
     multiply_columns<1>(a, a_stride, b + j, b_stride, c + j, c_stride, rows, depth);
 }
@@ -154,7 +155,7 @@ inline void transpose16(const void* const* rows, int64_t offset_bytes, void* out
 }
 #endif
 
-// 16 columns of the right side, one row of memory each: [depth cells, stride].
+// LANES columns of the right side, one row of memory each: [depth cells, stride].
 template <class Cell, class T>
 void lay_columns(const void* const* rows, int64_t size, Cell* out, int64_t depth, int64_t stride) {
   constexpr int64_t D = Product<Cell>::DEPTH;

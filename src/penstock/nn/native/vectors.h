@@ -1,107 +1,153 @@
-// Rows of float or bfloat16 as runs of 16 float32 lanes: AVX-512 where the CPU has it, else loops of
-// 16 that compilers turn into what it has (AVX2, NEON). Arithmetic is float32 whatever is stored.
+// Rows of float, bfloat16 or bytes as vectors of float32 lanes, as many as a register of the CPU holds: 16 with AVX-512,
+// 8 with AVX, 4 elsewhere. Arithmetic is float32 whatever is stored.
+//
+// One implementation for all CPUs, by the compilers' vector extensions. Intrinsics are for what compilers do not find.
 #pragma once
 
-#include <c10/util/BFloat16.h>
-
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
-#ifdef __AVX512F__
+#ifdef __x86_64__
 #include <immintrin.h>
 #endif
 
 namespace penstock {
 
-using bf16 = c10::BFloat16;
-constexpr int LANES = 16;
+// The upper half of a float32.
+struct bf16 {
+  uint16_t bits;
+  bf16() = default;
+  bf16(float x) {  // round to nearest even; NaN stays NaN
+    const uint32_t whole = std::bit_cast<uint32_t>(x);
+    bits = x == x ? static_cast<uint16_t>((whole + 0x7fff + (whole >> 16 & 1)) >> 16) : 0x7fc0;
+  }
+  operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+};
 
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
+constexpr int LANES = 16, REGISTERS = 32;
+#elif defined(__AVX__)
+constexpr int LANES = 8, REGISTERS = 16;
+#else
+constexpr int LANES = 4, REGISTERS = 16;
+#endif
+
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
+
+template <class V, class T>
+[[gnu::always_inline]] inline V load_as(const T* p) {
+  V x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+
+// Numbers of 32 bits from fewer bits and back; compilers take lanes one by one.
+[[gnu::always_inline]] inline Ints widened(Halves x) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_cvtepu16_epi32((__m256i)x);
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtepu16_epi32((__m128i)x);
+#else
+  return __builtin_convertvector(x, Ints);
+#endif
+}
+
+[[gnu::always_inline]] inline Ints widened(Bytes x) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_cvtepi8_epi32((__m128i)x);
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtepi8_epi32(_mm_cvtsi64_si128((int64_t)x));
+#else
+  return __builtin_convertvector(x, Ints);
+#endif
+}
+
+// The last byte of each.
+[[gnu::always_inline]] inline Bytes narrowed(Ints x) {
+#if defined(__AVX512F__)
+  return (Bytes)_mm512_cvtepi32_epi8((__m512i)x);
+#elif defined(__AVX2__)
+  const __m256i first = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1,
+                                         -1, -1, -1, -1, -1, -1);
+  const __m256i bytes = _mm256_shuffle_epi8((__m256i)x, first);
+  return (Bytes)_mm_cvtsi128_si64(_mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
+#else
+  return __builtin_convertvector(x, Bytes);
+#endif
+}
 
 struct Vec {
-  __m512 v;
-  Vec() : v(_mm512_setzero_ps()) {}
-  Vec(__m512 x) : v(x) {}
-  explicit Vec(float x) : v(_mm512_set1_ps(x)) {}
-  static Vec load(const float* p) { return _mm512_loadu_ps(p); }
-  static Vec load(const bf16* p) {
-    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-  }
-  static Vec load(const int8_t* p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-  }
-  void store(float* p) const { _mm512_storeu_ps(p, v); }
+  Floats v;
+  Vec() : v{} {}
+  Vec(Floats x) : v(x) {}
+  explicit Vec(float x) : v(x - Floats{}) {}
+  static Vec load(const float* p) { return load_as<Floats>(p); }
+  static Vec load(const bf16* p) { return (Floats)(widened(load_as<Halves>(p)) << 16); }
+  static Vec load(const int8_t* p) { return of(widened(load_as<Bytes>(p))); }
+  static Vec of(Ints x) { return __builtin_convertvector(x, Floats); }
+  void store(float* p) const { std::memcpy(p, &v, sizeof v); }
   void store(bf16* p) const {  // round to nearest even; NaN stays NaN
 #ifdef __AVX512BF16__
     const __m256bh half = _mm512_cvtneps_pbh(v);
-    std::memcpy(p, &half, sizeof half);
 #else
-    const __m512i bits = _mm512_castps_si512(v);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-    const __m512i out = _mm512_mask_blend_epi32(nan, up, _mm512_set1_epi32(0x7fc00000));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(out, 16)));
+    const Ints bits = (Ints)v, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const Halves half = __builtin_convertvector(v == v ? rounded : Ints{} + 0x7fc0, Halves);
 #endif
+    std::memcpy(static_cast<void*>(p), &half, sizeof half);
   }
   void store(int8_t* p) const {  // round to nearest even
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
+    const Bytes bytes = narrowed(whole());
+    std::memcpy(p, &bytes, sizeof bytes);
   }
-  Vec operator+(Vec o) const { return _mm512_add_ps(v, o.v); }
-  Vec operator-(Vec o) const { return _mm512_sub_ps(v, o.v); }
-  Vec operator*(Vec o) const { return _mm512_mul_ps(v, o.v); }
-  Vec operator/(Vec o) const { return _mm512_div_ps(v, o.v); }
-  static Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a.v, b.v, c.v); }  // a * b + c
-  static Vec max(Vec a, Vec b) { return _mm512_max_ps(a.v, b.v); }
+  Vec operator+(Vec o) const { return v + o.v; }
+  Vec operator-(Vec o) const { return v - o.v; }
+  Vec operator*(Vec o) const { return v * o.v; }
+  Vec operator/(Vec o) const { return v / o.v; }
+  static Vec fma(Vec a, Vec b, Vec c) { return a.v * b.v + c.v; }
+  static Vec max(Vec a, Vec b) { return a.v > b.v ? a.v : b.v; }
+  static Vec min(Vec a, Vec b) { return a.v < b.v ? a.v : b.v; }
+  Vec magnitude() const { return (Floats)((Ints)v & 0x7fffffff); }
+  // The nearest whole number, even of two. Not by adding 1.5 * 2^23: compilers may add a product there without rounding it.
+  Ints whole() const {
+#if defined(__AVX512F__)
+    return (Ints)_mm512_cvtps_epi32(v);
+#elif defined(__AVX__)
+    return (Ints)_mm256_cvtps_epi32(v);
+#else
+    Ints out;
+    for (int i = 0; i < LANES; ++i) out[i] = static_cast<int32_t>(std::nearbyint(v[i]));
+    return out;
+#endif
+  }
+  Vec nearest() const { return of(whole()); }
+#ifdef __AVX512F__
   float sum() const { return _mm512_reduce_add_ps(v); }
   float largest() const { return _mm512_reduce_max_ps(v); }
-};
-
 #else
-
-struct Vec {
-  float v[LANES];
-  Vec() : v{} {}
-  explicit Vec(float x) { for (float& lane : v) lane = x; }
-  template <class T>
-  static Vec load(const T* p) {
-    Vec out;
-    for (int i = 0; i < LANES; ++i) out.v[i] = static_cast<float>(p[i]);
-    return out;
-  }
-  template <class T>
-  void store(T* p) const {
-    for (int i = 0; i < LANES; ++i) p[i] = static_cast<T>(v[i]);
-  }
-  void store(int8_t* p) const {
-    for (int i = 0; i < LANES; ++i) p[i] = static_cast<int8_t>(std::nearbyint(v[i]));
-  }
-  template <class F>
-  static Vec each(Vec a, Vec b, F f) {
-    for (int i = 0; i < LANES; ++i) a.v[i] = f(a.v[i], b.v[i]);
-    return a;
-  }
-  Vec operator+(Vec o) const { return each(*this, o, [](float a, float b) { return a + b; }); }
-  Vec operator-(Vec o) const { return each(*this, o, [](float a, float b) { return a - b; }); }
-  Vec operator*(Vec o) const { return each(*this, o, [](float a, float b) { return a * b; }); }
-  Vec operator/(Vec o) const { return each(*this, o, [](float a, float b) { return a / b; }); }
-  static Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
-  static Vec max(Vec a, Vec b) { return each(a, b, [](float x, float y) { return x > y ? x : y; }); }
   float sum() const {
-    float total = 0;
-    for (float lane : v) total += lane;
-    return total;
+    return folded([](float a, float b) { return a + b; });
   }
   float largest() const {
-    float most = v[0];
-    for (float lane : v) most = lane > most ? lane : most;
-    return most;
+    return folded([](float a, float b) { return a > b ? a : b; });
   }
-};
 
+ private:
+  // Halves of the lanes with one another, until one is left.
+  template <class F>
+  float folded(F f) const {
+    float lanes[LANES];
+    store(lanes);
+    for (int n = LANES / 2; n > 0; n /= 2)
+      for (int i = 0; i < n; ++i) lanes[i] = f(lanes[i], lanes[i + n]);
+    return lanes[0];
+  }
 #endif
+};
 
 #ifdef __AVX512F__
 // What each of 16 vectors adds up to, halves of all at once: one by one would take three times as many instructions.
@@ -119,10 +165,15 @@ inline __m512 added_up(const Vec (&x)[LANES], const Add& add) {
 }
 #endif
 
-// The sums of 16 vectors, each added up in the order of `sum`.
+// The sums of as many vectors as one has lanes.
 inline Vec sums_of(const Vec (&x)[LANES]) {
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
   return added_up(x, [](__m512 a, __m512 b) { return _mm512_add_ps(a, b); });
+#elif defined(__AVX__)
+  __m256 quarters[2];
+  for (int i = 0; i < 2; ++i)
+    quarters[i] = _mm256_hadd_ps(_mm256_hadd_ps(x[4 * i].v, x[4 * i + 1].v), _mm256_hadd_ps(x[4 * i + 2].v, x[4 * i + 3].v));
+  return _mm256_add_ps(_mm256_permute2f128_ps(quarters[0], quarters[1], 0x20), _mm256_permute2f128_ps(quarters[0], quarters[1], 0x31));
 #else
   Vec out;
   for (int i = 0; i < LANES; ++i) out.v[i] = x[i].sum();
@@ -130,23 +181,18 @@ inline Vec sums_of(const Vec (&x)[LANES]) {
 #endif
 }
 
-// e^x within 2 units in the last place for x <= 88; 0 below -87.3, so that -inf gives 0.
+// e^x within 2 units in the last place for x <= 88, infinite from 89 on; 0 below -87.3, so that -inf gives 0.
 // Cephes' reduction: x = n ln 2 + r, |r| <= ln 2 / 2, a polynomial for e^r, n into the exponent.
 inline Vec exp(Vec x) {
-#ifdef __AVX512F__
-  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x.v, _mm512_set1_ps(1.44269504f)), 8);
-  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x.v);
-  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
-  __m512 p = _mm512_set1_ps(1.9875691500e-4f);
-  for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c));
-  p = _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), _mm512_add_ps(r, _mm512_set1_ps(1.0f)));
-  const __mmask16 seen = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-87.3f), _CMP_GE_OQ);
-  return _mm512_maskz_scalef_ps(seen, p, n);
-#else
-  for (float& lane : x.v) lane = lane < -87.3f ? 0.0f : std::exp(lane);
-  return x;
-#endif
+  const Floats most = Vec(89.0f).v, least = Vec(-87.3f).v, seen = x.v < most ? x.v : most;
+  const Ints whole = Vec(seen * 1.44269504f).whole();
+  const Floats n = Vec::of(whole).v;
+  const Floats r = (seen - n * 0.693359375f) + n * 2.12194440e-4f;
+  Floats p = Vec(1.9875691500e-4f).v;
+  for (const float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f}) p = p * r + c;
+  p = p * (r * r) + (r + 1.0f);
+  const Floats scale = (Floats)((whole + 127) << 23);
+  return x.v >= least ? p * scale : Floats{};
 }
 
 }  // namespace penstock

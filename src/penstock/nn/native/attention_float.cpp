@@ -1,0 +1,9 @@
+// Attention of float32 queries, over pages of their type and of 8 bits.
+#include "attention_units.h"
+
+namespace penstock::attention {
+
+template void attend(Threads&, const Task<float, float>&, const Plan&, Partials&, std::atomic<int64_t>&);
+template void attend(Threads&, const Task<float, Code>&, const Plan&, Partials&, std::atomic<int64_t>&);
+
+}  // namespace penstock::attention
