@@ -19,7 +19,7 @@ from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn.init import init_weights
 from penstock.obs.meter import StepMeter
-from penstock.parallel import apply as apply_module
+from penstock.parallel import tensor
 from penstock.parallel.tensor import slice_blocks
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
@@ -293,7 +293,7 @@ def test_blocks_cut_over_ranks_compile_whole_and_learn_the_same(corpus, tmp_path
         for block in model.layers:
             block.compile(fullgraph=True, backend="aot_eager")
 
-    monkeypatch.setattr(apply_module, "slice_blocks", compiled)
+    monkeypatch.setattr(tensor, "slice_blocks", compiled)
     model = LLAMA | {"num_key_value_heads": 1}
     recipe = recipe_of(corpus, tmp_path, model=model, steps=1, tensor=2)
     losses, gradients, _ = plain(model)
