@@ -36,14 +36,6 @@ def upload(folder: Path, *, s3_url: str, bucket: str, prefix: str) -> str:
     return f"s3://{bucket}/{prefix}"
 
 
-def empty(*, s3_url: str, bucket: str, prefix: str) -> None:
-    """Delete the objects below a prefix."""
-    import obstore
-
-    store = bucket_store(s3_url, bucket)
-    obstore.delete(store, [found["path"] for found in obstore.list(store, prefix).collect()])
-
-
 def bucket_store(s3_url: str, bucket: str) -> Any:  # Any: loaded where it is needed
     from obstore.store import S3Store
 
