@@ -12,12 +12,13 @@ import socket
 import ssl
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from http.client import HTTPSConnection
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -26,6 +27,7 @@ ADMIN = "admin-token"
 JOBSET = "jobset.x-k8s.io/v1alpha2"
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
+_KEPT_S = 30.0  # the API server closes idle connections after 90 s
 
 
 def binary(name):
@@ -51,20 +53,41 @@ class Cluster:
         return ssl.create_default_context(cafile=str(self.ca_file))
 
     @cached_property
+    def _idle(self):
+        return []
+
+    @cached_property
     def _resources(self):
         return {}
 
     def ask(self, method, path, body=None, *, token=ADMIN, kind="application/json"):
         """Return the status and the JSON of an answer."""
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": kind}
-        request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
+        data = None if body is None else json.dumps(body)
+        connection = self._connection()
         try:
-            with urllib.request.urlopen(request, timeout=30, context=self._trust) as answer:
-                return answer.status, _read(answer)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, _read(error)
+            connection.request(method, path, data, {"Authorization": f"Bearer {token}", "Content-Type": kind})
+            with connection.getresponse() as answer:
+                found = answer.status, _read(answer)
+        except BaseException:
+            connection.close()
+            raise
+        self._idle.append((time.monotonic(), connection))
+        return found
+
+    def _connection(self):
+        """Return an open connection that nobody uses, or a new one: a handshake costs more than an answer."""
+        while self._idle:
+            used_at, found = self._idle.pop()
+            if time.monotonic() - used_at < _KEPT_S:
+                return found
+            found.close()
+        host = urlsplit(self.url)
+        return HTTPSConnection(host.hostname, host.port, timeout=30, context=self._trust)
+
+    def close(self):
+        """Close the connections."""
+        while self._idle:
+            self._idle.pop()[1].close()
 
     def path(self, kind, *, api="v1", namespace="default", name=""):
         """Return the path of an object, or of all of a kind; namespace "": of all namespaces."""
@@ -234,6 +257,7 @@ def cluster(folder, *, controllers=False, definitions=()):
 
         process = [start(*command) for command in commands][-1]
         found = Cluster(f"https://127.0.0.1:{port}", folder / "certificates" / "apiserver.crt")
+        stack.callback(found.close)
         deadline = time.monotonic() + 180
         while not _is_ready(found):
             assert process.poll() is None, (folder / "kube-apiserver.log").read_text()[-3000:]
