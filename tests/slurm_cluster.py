@@ -45,6 +45,7 @@ PreemptMode=REQUEUE
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2,sched_min_interval=100000
 SlurmdTimeout=8
 SlurmctldTimeout=10
+MessageTimeout=5
 InactiveLimit=0
 KillWait=5
 CompleteWait=0
