@@ -157,7 +157,8 @@ class Kit:
         except _OverTime:
             failed = f"was killed after {clock.monotonic() - began:.0f} s"
         finally:
-            if said.has_changed():
+            said.has_changed()
+            if said.found:  # also where a signal came between the reading of rows and their taking
                 self.result.take(part, said.found, earlier)
             shown.show()
             ended = said.ended(cases, failed or "ended before its rows did")
@@ -230,10 +231,11 @@ class _Said:
     def has_changed(self) -> bool:
         """Read the file; return True if it is another than before."""
         seen = self.path.stat().st_mtime_ns if self.path.exists() else 0
-        self._seen, before = seen, self._seen
-        if seen != before:
-            self.found = json.loads(self.path.read_text())
-        return seen != before
+        if seen == self._seen:
+            return False
+        self.found = json.loads(self.path.read_text())
+        self._seen = seen
+        return True
 
     def left(self, cases: Sequence[Case]) -> list[Case]:
         """Return the cases that have not ended, first the one that runs; the last if all have."""
