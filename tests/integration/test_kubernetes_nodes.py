@@ -111,15 +111,14 @@ def test_a_pod_has_its_volumes_variables_names_and_user(kubernetes):
 
 def test_a_deleted_pod_gets_its_grace_and_no_more(kubernetes):
     found, _, folder = kubernetes
-    told = folder / "told"
+    ready, told = folder / "ready", folder / "told"
     volume = {"name": "v", "hostPath": {"path": str(folder)}}
     mounts = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
-    script = "trap 'echo TERM > /v/told' TERM; while true; do sleep 0.1; done"
+    script = "trap 'echo TERM > /v/told' TERM; touch /v/ready; while true; do sleep 1000 & wait; done"
     create(
         found, pod("stubborn", script, volumes=[volume], container=mounts, terminationGracePeriodSeconds=2)
     )
-    wait_until(lambda: phase(found, "stubborn") == "Running", "a start", patience_s=PATIENCE_S)
-    time.sleep(0.5)
+    wait_until(ready.exists, "a handler of the signal", patience_s=PATIENCE_S)
     began = time.monotonic()
     found.delete("Pod", "stubborn")
     wait_until(lambda: phase(found, "stubborn") is None, "an end", patience_s=PATIENCE_S)
