@@ -32,6 +32,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--before", type=Path, required=True, help="sources to compare with")
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
     asked = parser.parse_args()
     places = {"before": asked.before.resolve(), "after": Path(__file__).resolve().parents[1] / "src"}
     found = {name: {place: [] for place in places} for name in ("torch", *MODULES)}
@@ -50,7 +51,7 @@ def main():
             "beyond_torch_ratio": round((after - base) / (before - base), 3),
         }
         print(f"{name}: {before:.2f} -> {after:.2f} s, beyond torch {rows[name]['beyond_torch_ratio']:.2f}")
-    file_result(RESULTS, "imports", {"torch_s": round(torch, 2), "modules": rows}, packages=("torch",))
+    file_result(asked.out, "imports", {"torch_s": round(torch, 2), "modules": rows}, packages=("torch",))
 
 
 if __name__ == "__main__":

@@ -13,14 +13,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import RLock
-from typing import Any, Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal
 
 from gpu_parts.cases import CASES
 from gpu_parts.machine import is_null_gpu
 from penstock.core import clock
 from penstock.core.files import write_atomic
+
+if TYPE_CHECKING:  # the kit reads what parts filed, and starts without torch
+    import torch
 
 DONE, RUNS = "done", "runs"
 _HANGS_AFTER_S = 2.0
@@ -66,7 +67,7 @@ class Part:
     def __init__(
         self,
         name: str,
-        device: torch.device,
+        device: "torch.device",
         is_tiny: bool,
         budget_s: float,
         path: Path,
@@ -207,6 +208,8 @@ def _plain(value: Any) -> Any:
 
 def open_part(name: str, description: str) -> Part:
     """Read the options that every part has; return the part."""
+    import torch
+
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", choices=["full", "tiny"], default="full")

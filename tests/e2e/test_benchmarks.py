@@ -25,6 +25,7 @@ RUNS = {
     "ethernet": "--tiny --hidden 32 --pace 0.01 --steps 2",
     "evaluate": "--questions 3 --hidden 64 --layers 1 --vocabulary 600 --words 6 --batches 2 auto "
     "--tune-questions 2",
+    "imports": f"--before {BENCHMARKS.parent / 'src'} --runs 1",
     "loader_batch_hook": "--tokens 600K --rounds 1 --rows 2 --lengths 1024",
     "loader_scale": "--sizes 1e6 --processes 1",
     "loader_stress": "--tokens 12M --corpus-tokens 1M --changes 2 --save-every 1M --kill-every 2",

@@ -16,7 +16,7 @@ from penstock.engine.request import Request
 from penstock.testing.corpora import write_corpus
 from penstock.text.tokenizer import train_tokenizer
 from tests.tiny_models import save_tiny_model
-from tests.warm import Command
+from tests.warm import Command, penstock
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from penstock.core import config as configs
 from penstock.parallel import apply
 from penstock.parallel.apply import compile_blocks
 from penstock.parallel.ethernet import async_collectives, reductions
+from penstock.parallel.ethernet.scheduler import Ethernet
 from penstock.parallel.flight_recorder import TrafficMeter
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
@@ -136,7 +137,7 @@ def trained(recipe: TrainConfig, world, *, spoiled: int | None = None) -> dict[s
     records = records_of(state, recipe, world)
     losses = [r[name] for r in records for name in ("loss", "validation_loss") if name in r]
     (traffic,) = (record["sent_bytes"] for record in records if record.get("event") == "traffic")
-    most = state.ethernet.ledger.most
+    most = state.ethernet.ledger.most if isinstance(state.ethernet, Ethernet) else 0  # nothing is gathered
     return {"losses": losses, "gradients": gradients, "most": most, "sent": traffic.get("shard", 0)}
 
 
