@@ -17,7 +17,7 @@ import pytest
 import tests.examples  # noqa: F401 - loads the profile of hypothesis
 from penstock.core.garbage import freeze_gc, tune_gc
 from tests.seconds import Seconds
-from tests.warm import warm_parents
+from tests.warm import children
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts this in the background ignores Ctrl-C for it and for all that it starts; the
@@ -110,10 +110,10 @@ def leaves_no_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def leaves_no_process() -> Iterator[None]:
-    before = _children()
+    before = children()
     yield
     deadline = time.monotonic() + _PATIENCE_S
-    while (left := [_command(pid) for pid in _children() - before]) and time.monotonic() < deadline:
+    while (left := [_command(pid) for pid in children() - before]) and time.monotonic() < deadline:
         if all(_is_of_a_library(command) for command in left):
             return
         gc.collect()
@@ -129,17 +129,6 @@ def leaves_no_descriptor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     if _leaked(before, tmp_path_factory.getbasetemp()):
         gc.collect()
     assert not _leaked(before, tmp_path_factory.getbasetemp()), "the test left descriptors open"
-
-
-def _children() -> set[int]:
-    """Return the direct children of this process but the warm parent; none where /proc does not say."""
-    found: set[int] = set()
-    for path in Path("/proc/self/task").glob("*/children"):
-        try:
-            found.update(map(int, path.read_text().split()))
-        except OSError:  # the thread has just ended
-            continue
-    return found - warm_parents()
 
 
 def _command(pid: int) -> str:

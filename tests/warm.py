@@ -11,7 +11,8 @@ of that names the reason why it starts an interpreter.
 
 A process can wait for its own children only. The warm parent therefore forks a process between, which forks
 the command and ends; the kernel gives the orphan to the nearest ancestor that asked for orphans, which the
-tests do for that moment (`prctl(2)`, PR_SET_CHILD_SUBREAPER).
+tests do for that moment (`prctl(2)`, PR_SET_CHILD_SUBREAPER). Others that are orphaned in that moment, such
+as the daemons of a Slurm, come to the tests as well: `children` leaves them out.
 """
 
 import atexit
@@ -28,6 +29,7 @@ import subprocess
 import sys
 import threading
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 _IMPORTED = (
@@ -130,11 +132,12 @@ class _Parent:
         assert not early, f"{', '.join(early)}: read as an interpreter starts, so name a reason for one"
         socket.send_fds(self._socket, [json.dumps(request).encode()], streams)
         pid = int(self._socket.recv(_MOST_BYTES))
-        libc = ctypes.CDLL(None)
+        libc, before = ctypes.CDLL(None), _all_children()
         libc.prctl(_CLAIM_ORPHANS, 1, 0, 0, 0)
         self._socket.send(b"end")
         self._socket.recv(_MOST_BYTES)
         libc.prctl(_CLAIM_ORPHANS, 0, 0, 0, 0)
+        _strangers.update(_all_children() - before - {pid})
         return pid
 
     def close(self) -> None:
@@ -152,9 +155,22 @@ def _parent() -> _Parent:
     return _parents[0]
 
 
-def warm_parents() -> set[int]:
-    """Return the process ids of the warm parent, which stays until this process ends."""
-    return {parent.process.pid for parent in _parents}
+_strangers: set[int] = set()
+
+
+def children() -> set[int]:
+    """Return the direct children of this process, but the warm parent and strangers; none without /proc."""
+    return _all_children() - _strangers - {parent.process.pid for parent in _parents}
+
+
+def _all_children() -> set[int]:
+    found: set[int] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        try:
+            found.update(map(int, path.read_text().split()))
+        except OSError:  # the thread has just ended
+            continue
+    return found
 
 
 def _import_all() -> None:

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 import types
 import warnings
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 
 from penstock import __version__
 from penstock.cli.main import VERBS
+from tests import warm
 from tests.in_process import run_cli
 from tests.warm import Command, penstock
 
@@ -150,3 +152,22 @@ def test_all_that_a_command_in_this_process_prints_is_its_output(verb):
 
 def test_the_version_is_printed_by_all():
     assert {run("--version").stdout for run in (run_cli, penstock)} == {f"penstock {__version__}\n"}
+
+
+def test_orphans_that_come_to_the_tests_while_a_command_is_forked_are_no_children_of_a_test(monkeypatch):
+    penstock("--version")
+    socket = warm._parent()._socket
+
+    class SlowSocket:
+        def __getattr__(self, name):
+            return getattr(socket, name)
+
+        def recv(self, size):
+            time.sleep(0.5)
+            return socket.recv(size)
+
+    monkeypatch.setattr(warm._parent(), "_socket", SlowSocket())
+    before = warm.children()
+    with subprocess.Popen(["sh", "-c", "for _ in $(seq 30); do (sleep 0.1 &); sleep 0.1; done"]):
+        assert penstock("--version").returncode == 0
+    assert warm.children() == before
