@@ -11,8 +11,8 @@ AZURITE := .azurite/node_modules/.bin/azurite-blob
 demo: $(BIN)/.runtime ## the main job, end to end, on this machine
 	@penstock demo --quick
 
-test: setup           ## every test
-	pytest -n 2
+test: setup           ## every test; more workers than two cores have, because some wait for clusters and clocks
+	pytest -n 3
 
 test-fast: setup      ## what a developer runs between edits
 	pytest -n 2 tests/unit tests/property src/penstock
