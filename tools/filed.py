@@ -55,7 +55,7 @@ def complaint(folder: Path, name: str, now: Mapping[str, str], target: str) -> s
     if found is None:
         return f"There is no {folder / name}-DATE.json. File one: make {target}."
     path, result = found
-    stale = changed(result["sources"], now)
+    stale = changed(result.get("sources", {}), now)
     if not stale:
         return ""
     more = f" and {len(stale) - _MOST_NAMED} more" if len(stale) > _MOST_NAMED else ""

@@ -117,14 +117,15 @@ def check(table: Table) -> int:
 def kit(table: Table, arguments: Sequence[str]) -> int:
     """Run the GPU kit under the null GPU; return its exit code.
 
-    The whole kit, run at once without a failure, notes its sources in the result, so that `--check` knows
-    when they changed.
+    The whole kit, run at once to its end, notes its sources in the result, so that `--check` knows when they
+    changed. Rows that failed stand in the result.
     """
     sources = digests(ROOT, table.kit_sources)
     command = [str(python()), str(ROOT / "benchmarks" / "gpu.py"), "--out", str(RESULTS), *arguments]
     code = subprocess.run(command, check=False, cwd=ROOT, env=variables()).returncode
     found = newest(RESULTS, KIT)
-    if code == 0 and found is not None and not {"--rows", "--part", "--resume"} & {*arguments}:
+    is_whole = found is not None and bool(found[1]["is_finished"])
+    if found is not None and is_whole and not {"--rows", "--part", "--resume"} & {*arguments}:
         write_atomic(found[0], json.dumps({**found[1], "sources": sources}, indent=1) + "\n")
     return code
 
