@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
+from penstock.checkpoint.layout import NUMERICS
 from penstock.obs.meter import StepMeter
 from penstock.parallel import apply as apply_module
 from penstock.parallel.activation_checkpointing_plan import RecomputeConfig
@@ -147,7 +148,9 @@ def test_resuming_on_the_same_ranks_is_bit_identical(corpus, tmp_path):
         torch.set_num_threads(1)
         records = []
         for stop_at in (7, 99):
-            records += records_of(open_state(recipe, world), recipe, world, stop_at=stop_at)
+            state = open_state(recipe, world)
+            assert state.resumed_numerics == NUMERICS
+            records += records_of(state, recipe, world, stop_at=stop_at)
         return [(r["step"], r["loss"], r["grad_norm"]) for r in records if "loss" in r]
 
     recipe = recipe_of(corpus, tmp_path / "two")

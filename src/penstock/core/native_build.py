@@ -10,8 +10,8 @@ changed the Python code, and a container has no compiler and perhaps no folder t
     library_of          waits for the build, and says so: for short builds, and for `python -m PACKAGE.native`
     library_if_built    does not wait: a process of its own builds, and the next start finds the library
 
-One process builds a library at a time. A build that failed is noted beside it and not tried again, until
-something in the name changes or the command is run.
+One process builds a library at a time. A failed build leaves a note beside the library, and no start tries it
+again until something in the name changes. The command tries it again.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from penstock.core.native_compiler import LIMIT_S, CompilerFailed, Say, TooSlow,
 log = logging.getLogger(__name__)
 
 _VERSION_S = 20
-_NICE = 10  # of a build that nobody waits for
+_NICE = 10  # niceness of a build in the background
 
 
 class NotBuilt(PenstockError):

@@ -42,7 +42,7 @@ class CompilerFailed(Exception):
 
 
 class TooSlow(Exception):
-    """What was waited for did not happen within the limit."""
+    """A wait reached its limit."""
 
 
 def wait_for(done: Callable[[], bool], what: str, say: Say, *, began: float, limit_s: float) -> None:

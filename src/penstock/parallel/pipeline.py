@@ -199,7 +199,7 @@ class Pipeline:
 
     @property
     def tied(self) -> nn.Parameter | None:
-        """What is learned of the tied matrix of the first and last stage, if this rank has one of them."""
+        """Learned parameter of the tied matrix of the first and last stage; None if this rank has neither."""
         for stage in {0, self._last} & self._views.keys():
             if _is_tied(view := self._views[stage]):
                 parts = cast(nn.Module, view.embed).parameters()  # the matrix, or its new rows

@@ -4,8 +4,8 @@ int8: each output has a scale. int4: 32 inputs of an output share a scale; of se
 least squared error is used.
 Tokens stay as they are, and codes are widened inside the product. Only CPUs with AVX-512 VNNI round tokens
 to 8 bits too, each with its own scale (Dettmers et al., "LLM.int8()", NeurIPS 2022, without its outliers),
-because they multiply integers faster: `rounds_tokens`. Those sums are exact, so the C++ operator and plain
-PyTorch give the same numbers, for any batch.
+because they multiply integers faster: `rounds_tokens`. Sums of integers are exact, so the C++ operator and
+plain PyTorch give the same numbers, for any batch.
 float8: for GPUs with such instructions, scales per output and per token (nn/linear/float8.py).
 torchao is not used: its layers bring no kernel that a CPU without AMX runs faster (ADR 0028).
 """

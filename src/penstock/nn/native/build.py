@@ -37,7 +37,7 @@ def unit() -> Unit:
     return Unit(
         name="operators",
         title="the C++ operators",
-        takes="once a machine, for a minute or a few",
+        takes="once a machine, for half a minute on two idle cores",
         module="penstock.nn.native",
         texts=[_unit_of(_sources_of_tensors()), *(_unit_of([source]) for source in LOOPS)],
         suffix=".cpp",
