@@ -259,7 +259,8 @@ def test_a_build_says_how_long_it_takes_while_it_takes_it(gated, monkeypatch):
     monkeypatch.setattr(native_compiler, "_QUIET_S", 0.0)
     said = []
     library_of(build.unit(), say=lambda text: (said.append(text), gate.touch()))
-    assert said[0].startswith("Compiling the C++ operators, once a machine, for a minute or a few: ")
+    how_long = "once a machine, for half a minute on two idle cores"
+    assert said[0].startswith(f"Compiling the C++ operators, {how_long}: ")
 
 
 @pytest.mark.usefixtures("compiler")
