@@ -1,4 +1,7 @@
-"""Ranks that torchrun starts anew after kills: they meet, and the run is the one nobody killed."""
+"""Ranks that torchrun restarts after kills: they meet, and the run is the one that was never killed.
+
+check_torchrun_restarts.py does the same to longer runs, with other stores and two agents.
+"""
 
 import json
 import os
@@ -9,12 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.in_process import run_cli
 from tests.warm import penstock
-
-STEPS = 100
 
 
 def losses_of(run):
@@ -36,9 +35,9 @@ def ranks_of(agents):
     return found
 
 
-def start(recipe, *options):
+def start(recipe, *options, steps):
     command = [sys.executable, "-m", "torch.distributed.run", *options, "--max-restarts", "3"]
-    words = ["-m", "penstock", "train", str(recipe), "--set", f"run.steps={STEPS}"]
+    words = ["-m", "penstock", "train", str(recipe), "--set", f"run.steps={steps}"]
     return subprocess.Popen([*command, *words], stderr=subprocess.PIPE, text=True)
 
 
@@ -64,41 +63,27 @@ def kill_in_turn(first, second, *, skew_s):
     os.kill(second, signal.SIGKILL)
 
 
-@pytest.fixture(scope="module")
-def unharmed(tmp_path_factory):
-    """Return the losses of the run of a recipe that nobody kills."""
-    found = {}
-
-    def losses(recipe):
-        if not found:
-            run = tmp_path_factory.mktemp("unharmed") / "run"
-            words = ("--set", f"run.dir={run}", "--set", f"run.steps={STEPS}", "--processes", 2)
-            done = penstock("train", recipe, *words)
-            assert done.returncode == 0, done.stderr
-            found.update(losses_of(run))
-        return found
-
-    return losses
+def unharmed(recipe, run, *, steps):
+    """Return the losses of the run that was never killed."""
+    words = ("--set", f"run.dir={run}", "--set", f"run.steps={steps}", "--processes", 2)
+    done = penstock("train", recipe, *words)
+    assert done.returncode == 0, done.stderr
+    return losses_of(run)
 
 
-@pytest.mark.parametrize(
-    "agents",
-    [
-        [["--nproc-per-node", "2"]],  # torchrun's static store
-        [["--nproc-per-node", "2", "--rdzv-backend", "c10d"]],
-        # the two agents' counts of restarts differ: only where a worker fails first is one counted
-        [["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--local-addr", "127.0.0.1"]]
-        * 2,
-    ],
-    ids=["static", "c10d", "two nodes"],
-)
-def test_a_run_whose_ranks_are_killed_under_torchrun_goes_on_exactly(recipe, tmp_path, agents, unharmed):
-    run, port = tmp_path / "run", free_port()
+def kill_and_restart(recipe, run, agents, *, kills, steps):
+    """Run to the end under torchrun, and kill both ranks at some steps.
+
+    Args:
+        agents: options of each agent of torchrun.
+        kills: step, the rank that is killed first, and seconds until the other is.
+    """
+    port = free_port()
     where = ["--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", f"test-{port}"]
     where = ["--master-port", str(port)] if "--rdzv-backend" not in agents[0] else where
-    running = [start(recipe, *where, *options) for options in agents]
+    running = [start(recipe, *where, *options, steps=steps) for options in agents]
     try:
-        for step, first, skew_s in ((14, 0, 3.0), (37, 1, 1.5), (65, 0, 2.0)):
+        for step, first, skew_s in kills:
             await_step(run, step, running)
             ranks = ranks_of(running)
             kill_in_turn(ranks[first], ranks[1 - first], skew_s=skew_s)
@@ -109,10 +94,19 @@ def test_a_run_whose_ranks_are_killed_under_torchrun_goes_on_exactly(recipe, tmp
                 agent.terminate()
                 agent.wait(60)
     assert [agent.returncode for agent in running] == [0] * len(running), said
-    assert losses_of(run) == unharmed(recipe), "every digit of every step"
+
+
+def assert_each_sample_once(run, *, steps, starts):
     audit = json.loads(run_cli("data", "audit", run, "--json").stdout)
-    assert (audit["steps"], audit["samples"], audit["faults"]) == (STEPS, STEPS * 12, [])
-    assert audit["ranks"] == [2, 2, 2, 2]
+    assert (audit["steps"], audit["samples"], audit["faults"]) == (steps, steps * 12, [])
+    assert audit["ranks"] == [2] * starts
+
+
+def test_a_run_whose_ranks_are_killed_under_torchrun_goes_on_exactly(recipe, tmp_path):
+    run, static_store = tmp_path / "run", ["--nproc-per-node", "2"]
+    kill_and_restart(recipe, run, [static_store], kills=[(14, 0, 2.0), (27, 1, 1.0)], steps=36)
+    assert losses_of(run) == unharmed(recipe, tmp_path / "unharmed", steps=36), "every digit of every step"
+    assert_each_sample_once(run, steps=36, starts=3)
 
 
 def train_as_rank(recipe, rank, **variables):

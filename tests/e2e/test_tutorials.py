@@ -31,8 +31,8 @@ from penstock.netlab.hosts import why_not
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.md"))
-LONG = {"06-tune"}
-"""Pages of minutes, which check_tutorials.py follows."""
+LONG = {"03-steer-a-run", "04-plan-a-cluster", "06-tune"}
+"""Pages that check_tutorials.py follows."""
 NEEDS = {"04-plan-a-cluster": why_not()}
 """Why a page cannot be run here, if so."""
 
@@ -190,11 +190,16 @@ def first_folder(tmp_path_factory):
     "page", [page for page in PAGES if page.stem not in LONG], ids=lambda page: page.stem
 )
 def test_a_page_does_what_it_says(page, first_folder, tmp_path):
+    if page != PAGES[0]:
+        follow_after_the_first(page, first_folder, tmp_path)
+
+
+def follow_after_the_first(page, first_folder, tmp_path):
+    """Do what a page says in a copy of the folder of the first page's reader."""
     if NEEDS.get(page.stem):
         pytest.skip(NEEDS[page.stem])
-    if page != PAGES[0]:
-        folder = shutil.copytree(first_folder, tmp_path / "reader")
-        follow(page, folder, done=[step for block in blocks(PAGES[0]) for step in block])
+    folder = shutil.copytree(first_folder, tmp_path / "reader")
+    follow(page, folder, done=[step for block in blocks(PAGES[0]) for step in block])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""The C++ operators on CPUs without AVX-512: the same files, compiled for older CPUs."""
+"""The C++ operators on CPUs without AVX-512: the same files, compiled for older CPUs.
+
+check_portable_operators.py compiles them for the oldest.
+"""
 
 import os
 import platform
@@ -10,12 +13,6 @@ import pytest
 from penstock.core import env
 from penstock.nn import native
 
-OLDEST = """
-from penstock.core import native_build
-from penstock.core.native_baselines import Baseline
-flags = ("-march=x86-64", "-O1")  # the second for the compiler's time
-native_build._chosen_baselines = lambda: [Baseline(name="oldest", flags=flags, needs=frozenset())]
-"""
 RUN = """
 import sys
 import pytest
@@ -49,7 +46,3 @@ def run(code, paths, variables):
 
 def test_the_operators_compute_the_same_with_avx2_alone():
     run(RUN, [*PATHS, *STEPS], {"PENSTOCK_NATIVE_BASELINE": "x86-64-v3"})
-
-
-def test_the_operators_compute_the_same_on_the_oldest_cpus(tmp_path):
-    run(OLDEST + RUN, PATHS, {"PENSTOCK_CACHE": str(tmp_path / "cache")})

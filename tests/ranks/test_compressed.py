@@ -26,7 +26,7 @@ from penstock.train.recipe.load import build_recipe
 from penstock.train.setup import open_state
 
 VOCAB = 64
-STEPS = 20
+STEPS = 12
 SHAPE = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -103,7 +103,7 @@ DRIFTS = {
     "both int8": 5e-3,
     "both int8, kept": 5e-3,
 }
-"""How far any loss of 20 steps that bring it down by more than 1.5 may be from that of float32, in nats: two
+"""How far any loss of 12 steps that bring it down by more than 1 may be from that of float32, in nats: two
 to ten times what was found, since another machine sums in another order."""
 
 
@@ -124,7 +124,7 @@ def test_each_codec_stays_near_float32_and_sends_fewer_bytes(
     cases = {name: {"ethernet": CASES[name], **common} for name in names}
     found = train_all(corpus, tmp_path, cases, ranks=ranks)
     plain = found.pop(PLAIN)
-    assert plain["losses"][-1] < plain["losses"][0] - 1.5
+    assert plain["losses"][-1] < plain["losses"][0] - 1.0
     for name, case in found.items():
         assert case["losses"] != plain["losses"], f"{name}: nothing was rounded"
         assert case["losses"] == pytest.approx(plain["losses"], abs=DRIFTS[name]), name
