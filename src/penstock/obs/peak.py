@@ -17,7 +17,7 @@ from penstock.devices.figures import bfloat16_tflops
 _SMALLEST, _LARGEST = 256, 8192
 _LONG_ENOUGH_S = 0.008
 """Minimum duration of a product in seconds; below it, the fixed cost of a call would count."""
-_ROUNDS, _MOST_S = 6, 1.0
+_ROUNDS, _MOST_S = 6, 0.3
 """Number of measured rounds, and the seconds after which no more are tried to find undisturbed ones."""
 _AGREE, _BUSY = 0.05, 0.85
 """Tolerance between the best three rounds, and minimum share of a round that each thread computed."""
