@@ -29,7 +29,8 @@ def is_available() -> bool:
         torch.ops.load_library(str(built_library()))  # type: ignore[no-untyped-call]
     except BeingBuilt as error:
         told = f"{error}. Until then plain PyTorch computes, slower; the next start has them."
-        log.warning("native=building reason=%r", str(error), extra={"told": told})
+        effect = "effect='plain torch computes until the next start, slower'"
+        log.warning(f"native=building reason=%r {effect}", str(error), extra={"told": told})
         return False
     except (NotBuilt, OSError) as error:  # OSError: the dynamic loader
         log.warning("native=off reason=%r effect='plain torch computes instead, slower'", str(error))
