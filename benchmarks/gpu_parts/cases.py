@@ -32,9 +32,12 @@ class Case:
     budget_s: float
     """Seconds that it takes on an H100 from an empty cache. What earlier cases saved comes on top."""
     commands: tuple[str, ...]
+    """Those that run it; none: it runs where it is named."""
 
 
-CANARIES = {part: Case(f"{part}-canary", part, 4.0, ()) for part in ("training", "serving", "kernels")}
+CANARIES = {
+    part: Case(f"{part}-canary", part, 4.0, ()) for part in ("training", "tuning", "serving", "kernels")
+}
 """The whole path of a part in tiny shapes, which runs before its first case."""
 CASES = (
     Case("train-1b", "training", 90.0, (SPEED,)),
@@ -52,9 +55,11 @@ CASES = (
     Case("train-1b-long", "training", 25.0, (REST,)),
     Case("train-1b-documents", "training", 30.0, (REST,)),
     Case("train-8b-float8-rows", "training", 30.0, (REST,)),
+    Case("tune-8b", "tuning", 65.0, (REST,)),
+    Case("tune-8b-int4", "tuning", 20.0, (REST,)),
     Case("serve-8b-transformers", "serving", 45.0, (REST,)),
-    Case("serve-8b-eager", "serving", 30.0, (REST,)),
-    Case("serve-8b-compiled", "serving", 35.0, (REST,)),
+    Case("serve-8b-eager", "serving", 30.0, ()),
+    Case("serve-8b-compiled", "serving", 35.0, ()),
     Case("serve-8b-int8", "serving", 22.0, (REST,)),
     Case("serve-8b-float8", "serving", 22.0, (REST,)),
     Case("serve-1b", "serving", 35.0, (REST,)),
@@ -129,7 +134,7 @@ def of_command(command: str) -> tuple[Case, ...]:
     """
     if command and command not in COMMANDS:
         raise Unfit(f"There is no part {command!r}. Parts: {', '.join(COMMANDS)}.")
-    return tuple(case for case in CASES if not command or command in case.commands)
+    return tuple(case for case in CASES if (command in case.commands if command else case.commands))
 
 
 def named(text: str) -> tuple[Case, ...]:

@@ -29,6 +29,7 @@ PACKAGES = (
     "tokenizers",
     "safetensors",
     "peft",
+    "bitsandbytes",
     "pyarrow",
     "torchao",
     "vllm",

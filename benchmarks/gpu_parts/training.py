@@ -91,8 +91,11 @@ class Ours:
 
     @property
     def kept_bytes(self):
-        """Bytes of weights and optimizer state."""
-        return sum(tensor.nbytes for tensor in self.state.tensors().values())
+        """Bytes of weights, frozen ones too, and optimizer state."""
+        model = self.state.model
+        frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+        kept = [*self.state.tensors().values(), *frozen, *model.buffers()]
+        return sum(tensor.nbytes for tensor in kept)
 
     def turn(self, steps):
         """Train; return the records of the steps, the first left out."""
@@ -114,12 +117,21 @@ class Ours:
         raise AssertionError("the loop ended by itself")
 
 
-def recipe_of(folder, model, *, rows, length, compiled=False, linear="compute", corpus=None):
-    """Return a recipe; its corpus has documents longer than rows, unless one is given."""
+def recipe_of(
+    folder, model, *, rows, length, compiled=False, linear="compute", corpus=None, base=None, **more
+):
+    """Return a recipe; its corpus has documents longer than rows, unless one is given.
+
+    Args:
+        model: its section; not used with a base.
+        base: folder of the model to start from.
+        more: other sections.
+    """
+    shape = {"model": {**model, "max_position_embeddings": length}}
     return build_recipe(
         {
-            "run": {"dir": str(folder), "steps": 10**6},
-            "model": {**model, "max_position_embeddings": length},
+            "run": {"dir": str(folder), "steps": 10**6, **({"start_from": str(base)} if base else {})},
+            **({} if base else shape),
             "data": {
                 "corpora": {
                     "c": {"path": str(corpus or "synthetic:tokens=1e11,mean_document=1000000,vocab_size=500")}
@@ -131,6 +143,7 @@ def recipe_of(folder, model, *, rows, length, compiled=False, linear="compute", 
             "compile": {"enabled": compiled},
             "schedule": {"rule": "constant"},
             "checkpoint": {"every": 10**6},
+            **more,
         }
     )
 
@@ -196,6 +209,10 @@ class Training:
         folder: for runs and corpora.
     """
 
+    verb = "train"
+    not_modelled = frozenset({DOCUMENTS})
+    """Settings whose rows attention does not see whole, or whose figures no prediction is held against."""
+
     def __init__(self, part, world, folder):
         self.part, self.world, self.folder = part, world, folder
         self.device, self.is_tiny = part.device, part.is_tiny
@@ -258,6 +275,7 @@ class Training:
                 f"{label}: tokens/s",
                 partial(self._open, trainer_class, recipe),
                 needs_s=COMPILED_S if recipe.compile.enabled else EAGER_S,
+                is_optional=not issubclass(trainer_class, Ours | PlainLoop),
             )
             if opened is not None:
                 trainer, first_s, step_s = opened
@@ -301,21 +319,21 @@ class Training:
         reset_peak(self.device)
         found = trainer.turn(steps)
         peak = peak_bytes(self.device) - others
-        if isinstance(trainer, PlainLoop):
+        if not isinstance(trainer, Ours):
             return found, [], peak
         waits = [record["data_wait_share"] for record in found if "data_wait_share" in record]
         return [record["step_s"] for record in found], waits, peak
 
     def label(self, shape, recipe, name):
         """Return what rows of a setting begin with."""
-        return f"train {shape} {name}, {step_tokens(recipe)} tokens a step"
+        return f"{self.verb} {shape} {name}, {step_tokens(recipe)} tokens a step"
 
     def report(self, shape, name, label, recipe, trainer, opened_s, turns):
         """File the rows of one setting."""
         seconds = [steps for steps, *_ in turns]
         self._step_s[shape, name] = median_of(seconds)
         step_s, tokens, part = median_of(seconds), step_tokens(recipe), self.part
-        is_modelled = isinstance(trainer, Ours) and name != DOCUMENTS  # rows that attention sees whole
+        is_modelled = isinstance(trainer, Ours) and name not in self.not_modelled
         job = {
             "shape": shape, "layers": recipe.model.num_hidden_layers, "rows": recipe.data.global_batch_size,
             "length": recipe.data.sequence_length, "linear": recipe.precision.linear,
@@ -375,7 +393,9 @@ class Training:
         """File how many times faster one setting is than another, if both were measured."""
         first, second = (self._step_s.get((shape, name)) for name in (ours, other))
         if first and second:
-            self.part.measured(f"train {shape}: {ours} / {other}", second / first, "times", at_least=at_least)
+            self.part.measured(
+                f"{self.verb} {shape}: {ours} / {other}", second / first, "times", at_least=at_least
+            )
 
     def tried(self):
         """Whatever files rows, in tiny shapes and uncompiled."""

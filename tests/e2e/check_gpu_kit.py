@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.test_gpu_kit import LONGEST_S, ROOT, SAID, kit
 
-PARTS = ["training", "serving", "kernels", "equalities", "planner"]
+PARTS = ["training", "serving", "kernels", "equalities", "tuning", "planner"]
 
 
 @pytest.mark.timeout(700)

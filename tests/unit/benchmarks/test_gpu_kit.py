@@ -344,6 +344,7 @@ module.main()
 """
 FAULTS = {
     "training": ("module.Training.report", ["train-1b-eager", "checkpoint-1b"]),
+    "tuning": ("module.Tuning.eight_b", ["tune-8b", "tune-8b-int4"]),
     "serving": ("module.figures", ["serve-1b", "serve-8b-vllm"]),
     "kernels": ("module.Kernels.loss", ["loss", "draws"]),
     "planner": ("module.Planner.training", ["plan"]),
