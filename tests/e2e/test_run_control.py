@@ -321,9 +321,12 @@ def looked_into(run, out):
         (["mix", "RUN", "--set", "web"], 2, "--set takes CORPUS=SHARE (got 'web')"),
         (["mix", "RUN", "--set", "web=2"], 2, "must be between 0 and 1 (got 2.0)"),
         (["mix", "RUN", "--set", "web=0.5", "--set", "web=0.6"], 2, "gives corpus 'web' two shares"),
+        (["mix", "RUN", "--set", "web=0.5,web=0.6"], 2, "gives corpus 'web' two shares"),
+        (["mix", "RUN", "--set", "web=0.5,"], 2, "--set takes CORPUS=SHARE (got '')"),
+        (["mix", "RUN", "--set", "=0.5"], 2, "--set takes CORPUS=SHARE (got '=0.5'). Name the corpus"),
         (["mix", "RUN", "--set", "web=0.5", "--timeout", "-1"], 2, "zero seconds or more (got -1.0)"),
         (
-            ["mix", "RUN", "--set", "web=0", "--set", "code=0"],
+            ["mix", "RUN", "--set", "web=0,code=0"],
             2,
             "no other corpus has a share to take the rest",
         ),

@@ -8,7 +8,7 @@ import ast
 import dataclasses
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, replace
 from importlib import import_module
 from itertools import pairwise
@@ -116,6 +116,30 @@ def step_range(text: str, *, option: str) -> range:
             fix=f"Example: {option} 1200:1210.",
         )
     return steps
+
+
+def shares(texts: Sequence[str], *, option: str) -> dict[str, float]:
+    """Read the shares of corpora: an option given once with commas, given several times, or both.
+
+    Raises:
+        UsageError: one is no share, or a corpus has two.
+
+    >>> shares(["web=0.2,code=0.8"], option="--set") == shares(["web=0.2", "code=0.8"], option="--set")
+    True
+    """
+    found: dict[str, float] = {}
+    for text in ",".join(texts).split(",") if texts else []:
+        name, _, value = text.strip().rpartition("=")
+        if name in found:
+            raise UsageError(f"{option} gives corpus {name!r} two shares", got=text, fix="Give it one.")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            fix = f"Example: {option} web=0.6,code=0.4."
+            raise UsageError(f"{option} takes CORPUS=SHARE", got=text, fix=fix) from None
+        if not name:
+            raise UsageError(f"{option} takes CORPUS=SHARE", got=text, fix="Name the corpus.")
+    return found
 
 
 def add_subcommands(

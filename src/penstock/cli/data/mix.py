@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.cli.data.describe import printable
 from penstock.cli.job_request import ask, check_timeout
-from penstock.cli.options import step_range
+from penstock.cli.options import shares, step_range
 from penstock.core.errors import UsageError, nearest
 from penstock.core.units import plural
 from penstock.train.control.apply_request import check_possible
@@ -25,7 +25,7 @@ weights.
 example:
   penstock data mix runs/first
   penstock data mix runs/first --set web=0.6
-  penstock data mix runs/first --set web=0.6 --set code=0.4 --at-step 20000 --reason "more code"
+  penstock data mix runs/first --set web=0.6,code=0.4 --at-step 20000 --reason "more code"
   penstock data mix runs/first --skip-steps 1200:1210 --reason "loss spike"
   penstock data mix runs/first --extend web
 
@@ -37,7 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of the run")
-    add("--set", action="append", default=[], metavar="CORPUS=SHARE", help="share of a corpus, 0 to 1")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="CORPUS=SHARE",
+        help="share of a corpus, 0 to 1; several with commas",
+    )
     add("--at-step", type=int, metavar="N", help="with --set: apply once N steps are taken")
     add("--skip-steps", metavar="FIRST:PAST", help="skip the samples of these future steps, counted from 1")
     add("--extend", metavar="CORPUS", help="use the parts that were appended to a corpus")
@@ -60,11 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _request(arguments: argparse.Namespace, corpora: list[str]) -> ControlRequest | None:
-    shares = _shares(arguments.set)
-    for name in [*shares, *([arguments.extend] if arguments.extend else [])]:
+    weights = shares(arguments.set, option="--set")
+    for name in [*weights, *([arguments.extend] if arguments.extend else [])]:
         if name not in corpora:
             raise UsageError("The run has no such corpus", got=name, fix=nearest(name, corpora))
-    asked = [bool(shares), arguments.skip_steps is not None, arguments.extend is not None]
+    asked = [bool(weights), arguments.skip_steps is not None, arguments.extend is not None]
     if sum(asked) > 1:
         raise UsageError("--set, --skip-steps and --extend are separate requests", fix="Give one of them.")
     if not any(asked):
@@ -73,25 +79,12 @@ def _request(arguments: argparse.Namespace, corpora: list[str]) -> ControlReques
         return None
     steps = arguments.skip_steps and step_range(arguments.skip_steps, option="--skip-steps")
     return ControlRequest(
-        weights=shares or None,
+        weights=weights or None,
         at_step=arguments.at_step,
         skip_steps=(steps.start, steps.stop) if steps else None,
         extend=arguments.extend,
         reason=arguments.reason,
     )
-
-
-def _shares(texts: list[str]) -> dict[str, float]:
-    shares: dict[str, float] = {}
-    for text in texts:
-        name, _, value = text.rpartition("=")
-        if name in shares:
-            raise UsageError(f"--set gives corpus {name!r} two shares", got=text, fix="Give it one.")
-        try:
-            shares[name] = float(value)
-        except ValueError:
-            raise UsageError("--set takes CORPUS=SHARE", got=text, fix="Example: --set web=0.6.") from None
-    return shares
 
 
 _SHOWN = 20
