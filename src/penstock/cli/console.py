@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from penstock.core import env
 from penstock.core.errors import UsageError
-from penstock.core.listen import LOOPBACK, open_socket
+from penstock.core.listen import is_loopback, open_socket
 from penstock.storage.address import is_remote
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
             got=arguments.name,
             fix="Give the name of the proxy, such as runs.example.com.",
         )
-    if arguments.key_file is None and (arguments.name or arguments.host not in LOOPBACK):
+    if arguments.key_file is None and (arguments.name or not is_loopback(arguments.host)):
         option = f"--name {arguments.name}" if arguments.name else f"--host {arguments.host}"
         raise UsageError(
             f"{option} opens the console to other machines, and there is no key",

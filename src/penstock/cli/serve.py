@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from penstock.cli.options import MODEL_FIELDS, add_fields, fields_of
 from penstock.core import clock, env
 from penstock.core.errors import UsageError
-from penstock.core.listen import LOOPBACK, open_socket
+from penstock.core.listen import is_loopback, open_socket
 from penstock.core.log import set_up
 from penstock.engine.config import EngineConfig
 from penstock.serve.limits import ServerLimits
@@ -169,13 +169,13 @@ def rules_of(arguments: argparse.Namespace) -> "AccessPolicy":
     keys = None if arguments.api_keys is None else read_keys(arguments.api_keys)
     if keys is None and (key := env.api_key()) is not None:
         keys = single_key(key)
-    if keys is None and arguments.host not in LOOPBACK and not arguments.insecure:
+    if keys is None and not is_loopback(arguments.host) and not arguments.insecure:
         raise UsageError(
             f"--host {arguments.host} opens the server to other machines, and there is no API key",
             fix="Give --api-keys FILE or set PENSTOCK_API_KEY; or --insecure, if something in front of the "
             "server decides who may ask.",
         )
-    return AccessPolicy(keys=keys, origins=frozenset(map(_origin, arguments.cors)))
+    return AccessPolicy(keys=keys, origins=frozenset(map(_origin, arguments.cors)), host=arguments.host)
 
 
 def _origin(given: str) -> str:

@@ -11,8 +11,8 @@ reach neither. A browser shows where a request comes from in two headers that pa
 With a key file, each browser shows a key once, and gets a random cookie, HttpOnly and SameSite=Strict. The
 key itself is kept nowhere. Browsers send a host's cookies to all its ports, so the port is in the name of the
 cookie: two consoles of one host leave each other's readers signed in. Without a key file, the console listens
-on this machine only. Wrong keys slow down the next ones of their client (wrong_keys.py), and nobody who is
-signed in.
+on this machine only. After some wrong keys of a client, the next wrong ones get the time to wait
+(wrong_keys.py). A right key always opens: behind a proxy, all clients share an address.
 """
 
 import math
@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.console.wrong_keys import WrongKeys
 from penstock.core import clock
-from penstock.core.listen import LOOPBACK
+from penstock.core.listen import host_name, is_loopback
 from penstock.core.units import plural
 from penstock.serve.auth import Keys
 
@@ -85,7 +85,7 @@ class ConsoleAccess:
         An open model takes memory and cores of the machine, and changes nothing. Whoever reaches a console on
         loopback is on the machine already; others need --control.
         """
-        if self.control or (self.host in LOOPBACK and not self.proxy_name):
+        if self.control or (is_loopback(self.host) and not self.proxy_name):
             return ""
         return "This console opens no models for other machines. Start it with --control to allow it."
 
@@ -96,10 +96,10 @@ class ConsoleAccess:
         >>> access.is_own_host("localhost:8400"), access.is_own_host("evil.example:8400")
         (True, False)
         """
-        name = _host_name(header)
+        name = host_name(header)
         if name is None:
             return False
-        if name in LOOPBACK or name in (self.host.lower(), self.proxy_name.lower()):
+        if is_loopback(name) or name in (self.host.lower(), self.proxy_name.lower()):
             return True
         return self.host in _EVERYWHERE and (name in self.names or _is_number(name))
 
@@ -144,7 +144,9 @@ class AccessMiddleware:
     def _refusal(self, scope: Scope) -> Response | None:
         """Return the answer to a request that goes no further; None: it may go on."""
         headers, is_read = Headers(scope=scope), scope["method"] in ("GET", "HEAD")
-        host = headers.get("host", "")
+        if len(named := headers.getlist("host")) > 1:
+            return refusal(400, "The request has several Host headers. Send one.")
+        host = named[0] if named else ""
         if not self._rules.is_own_host(host):
             return refusal(403, f"This console is not {host!r}. Open it by the address that it printed.")
         if not is_read and not _is_own_origin(headers.get("origin", ""), host):
@@ -168,7 +170,7 @@ class AccessMiddleware:
         return None
 
     def _wait_s(self, address: str) -> int:
-        """Return the whole seconds until a key of this client is looked at."""
+        """Return the whole seconds until a wrong key of this client counts as a new attempt."""
         return math.ceil(self._wrong_keys.wait_s(address, now_s=clock.monotonic()))
 
     def _client_of(self, headers: Headers, address: str) -> str | None:
@@ -181,22 +183,22 @@ class AccessMiddleware:
         return self._client_of_key(headers.get("authorization"), address)
 
     def _client_of_key(self, authorization: str | None, address: str) -> str | None:
-        """Return the client of a key; None: there is none, it is wrong, or too many were wrong before."""
+        """Return the client of a key; None: there is none, or it is wrong, which is counted."""
         assert self._rules.keys is not None
-        if not _has_key(authorization) or self._wait_s(address):
+        if not _has_key(authorization):
             return None
         client = self._rules.keys.client_of(authorization)
-        if client is None:
-            self._wrong_keys.add(address, now_s=clock.monotonic())
-        else:
+        if client is not None:
             self._wrong_keys.forget(address)
+        elif not self._wait_s(address):
+            self._wrong_keys.add(address, now_s=clock.monotonic())
         return client
 
     def _signed_in(self, body: bytes, headers: Headers, address: str) -> Response:
-        if wait_s := self._wait_s(address):
-            return _key_page(_later(wait_s), 429, {"retry-after": str(wait_s)})
-        given = parse_qs(body.decode(errors="replace")).get("key", [""])[0]
+        given, wait_s = parse_qs(body.decode(errors="replace")).get("key", [""])[0], self._wait_s(address)
         client = self._client_of_key(f"Bearer {given}", address)
+        if client is None and wait_s:
+            return _key_page(_later(wait_s), 429, {"retry-after": str(wait_s)})
         if client is None:
             return _key_page("This console does not know that key.")
         token = secrets.token_urlsafe(32)
@@ -285,13 +287,6 @@ def _is_own_origin(origin: str, host: str) -> bool:
     except ValueError:
         return False
     return parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower()
-
-
-def _host_name(header: str) -> str | None:
-    try:
-        return urlsplit(f"//{header}").hostname
-    except ValueError:
-        return None
 
 
 def _is_number(name: str) -> bool:

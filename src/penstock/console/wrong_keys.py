@@ -1,4 +1,4 @@
-"""Wrong keys by client address: after some, ever more time passes until another one is looked at."""
+"""Wrong keys by client address: after some, ever more time passes until another one counts as an attempt."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class _Wrong:
 
 
 class WrongKeys:
-    """Wrong keys of clients, by address. While a client waits its keys are not looked at, so none is counted.
+    """Wrong keys of clients, by address. While a client waits, its wrong keys are not counted.
 
     Times are seconds of one clock that does not go back. Of more than 10,000 addresses the one whose newest
     wrong key is the oldest is forgotten.
@@ -38,7 +38,7 @@ class WrongKeys:
         self._known: OrderedDict[str, _Wrong] = OrderedDict()
 
     def wait_s(self, address: str, *, now_s: float) -> float:
-        """Return the seconds until a key of this client is looked at; 0: now."""
+        """Return the seconds that this client has to wait; 0: none."""
         known = self._known.get(_client(address))
         return max(0.0, known.until_s - now_s) if known else 0.0
 

@@ -2,11 +2,39 @@
 
 import errno
 import socket
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from penstock.core.errors import UsageError
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 """Host names of this machine that no other machine can reach."""
+
+
+def host_name(header: str) -> str | None:
+    """Return the name in a Host header, in lower case and without a port; None: there is none.
+
+    >>> host_name("LOCALHOST:8000"), host_name("[::1]:8000"), host_name("[::1")
+    ('localhost', '::1', None)
+    """
+    try:
+        return urlsplit(f"//{header}").hostname
+    except ValueError:
+        return None
+
+
+def is_loopback(name: str | None) -> bool:
+    """Return whether a name or address is one of this machine that no other machine can reach.
+
+    >>> [is_loopback(name) for name in ("localhost", "127.0.0.2", "127.0.0.1.example", None)]
+    [True, True, False, False]
+    """
+    if name is None or name in LOOPBACK:
+        return name is not None
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def open_socket(host: str, port: int) -> socket.socket:

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.core import clock
-from penstock.core.listen import LOOPBACK
+from penstock.core.listen import host_name, is_loopback
 from penstock.serve.auth import Keys
 from penstock.serve.errors import ApiError, ending, unexpected
 from penstock.serve.output_stream import OutputStream
@@ -36,12 +36,14 @@ _CLIENT_LEFT = 499
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessPolicy:
-    """API keys and allowed origins."""
+    """API keys, allowed origins, and the address that is listened at."""
 
     keys: Keys | None = None
     """None: no authentication."""
     origins: frozenset[str] = frozenset()
     """Origins of web pages that may send requests, such as `https://chat.example.com`; "*": all."""
+    host: str = ""
+    """Address that the server listens at. On loopback, and without keys, requests must name this machine."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -135,6 +137,7 @@ class RequestMiddleware:
             self._done(scope, reply, clock.monotonic() - began_s)
 
     async def _pass(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        check_host(headers, self._rules)
         check_origin(headers, self._rules)
         visit = RequestContext(client=self._client_of(scope, headers))
         scope.setdefault("state", {})["visit"] = visit
@@ -185,6 +188,29 @@ def request_id_of(given: str | None) -> str:
     return given if given and _SAFE_ID.fullmatch(given) else f"req_{secrets.token_hex(8)}"
 
 
+def check_host(headers: Headers, rules: AccessPolicy) -> None:
+    """Refuse requests to another name where only this machine is listened to, and those that name two.
+
+    A web page can point its own name at 127.0.0.1 after loading (DNS rebinding). Its requests then have no
+    foreign origin, but that name.
+
+    Raises:
+        ApiError: 400, 403.
+    """
+    if len(named := headers.getlist("host")) > 1:
+        raise ApiError(400, "The request has several Host headers. Send one.", code="bad_host")
+    if not named or rules.keys is not None or "*" in rules.origins or not is_loopback(rules.host):
+        return
+    name = host_name(named[0])
+    if not is_loopback(name) and name not in {urlsplit(origin).hostname for origin in rules.origins}:
+        raise ApiError(
+            403,
+            f"This server is not {named[0][:200]!r}. Open it at {rules.host}, or start it with --cors and "
+            "the origin of the proxy in front.",
+            code="host_not_allowed",
+        )
+
+
 def check_origin(headers: Mapping[str, str], rules: AccessPolicy) -> None:
     """Refuse requests of web pages from other origins; programs other than browsers send no origin.
 
@@ -199,7 +225,7 @@ def check_origin(headers: Mapping[str, str], rules: AccessPolicy) -> None:
         return
     parts = urlsplit(origin)
     is_own = parts.netloc != "" and parts.netloc == headers.get("host")
-    if is_own and (rules.keys is not None or parts.hostname in LOOPBACK):
+    if is_own and (rules.keys is not None or is_loopback(parts.hostname)):
         return
     raise ApiError(
         403,

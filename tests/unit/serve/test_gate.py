@@ -42,6 +42,33 @@ def test_only_pages_that_were_let_in_may_ask(rules, host, origin, passes):
             check_origin(headers, rules)
 
 
+ON_LOOPBACK = AccessPolicy(host="127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("rules", "hosts", "status"),
+    [
+        (ON_LOOPBACK, ["127.0.0.1:8000"], 200),
+        (ON_LOOPBACK, ["LocalHost:8000"], 200),
+        (ON_LOOPBACK, ["[::1]:8000"], 200),
+        (ON_LOOPBACK, [], 200),  # HTTP/1.0
+        (ON_LOOPBACK, ["evil.example:8000"], 403),  # its name points at 127.0.0.1
+        (ON_LOOPBACK, ["127.0.0.1.evil.example"], 403),
+        (ON_LOOPBACK, ["[::1"], 403),
+        (AccessPolicy(host="127.0.0.2"), ["evil.example"], 403),
+        (AccessPolicy(host="::1", origins=frozenset({"https://chat.example"})), ["chat.example"], 200),
+        (AccessPolicy(host="localhost", origins=frozenset({"*"})), ["chat.example"], 200),
+        (AccessPolicy(host="0.0.0.0"), ["pod-7.cluster:8000"], 200),
+        (ON_LOOPBACK, ["127.0.0.1:8000", "evil.example"], 400),
+        (AccessPolicy(host="0.0.0.0"), ["a.example", "b.example"], 400),
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/metrics", "/v1/models"])
+def test_on_loopback_no_route_answers_a_rebound_name(path, rules, hosts, status):
+    headers = [(b"host", host.encode()) for host in hosts]
+    assert visit(fine, rules=rules, path=path, headers=headers)[0] == status
+
+
 def receiver(*messages):
     left = list(messages)
 
