@@ -193,13 +193,21 @@ def check_grace(grace_s: float, *, step_s: float, save_s: float) -> None:
 
 
 _SECRET_KEY = re.compile(
-    r"(?:^|[._-])(?:token|secret|password|passwd|api_?key|access_?key|secret_?key|credentials?)$",
+    r"(?:^|[._-])(?:token|secret|password|passwd|pass|passphrase|credentials?"
+    r"|(?:api|access|secret|private|signing)[_-]?key)$|[._-]pwd$",
     re.IGNORECASE,
 )
 _SECRET_VALUE = re.compile(
-    r"hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}|sk-[A-Za-z0-9_-]{20,}"
-    r"|eyJ[A-Za-z0-9_-]{10,}\.eyJ|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/\s:@]+:[^/\s:@]+@"
+    r"(?<![A-Za-z0-9])(?:"
+    r"hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|npm_[A-Za-z0-9]{30,}"
+    r"|(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[\w-]{30,}|sk-[\w-]{20,}|pypi-AgE[\w-]{16,}|dckr_pat_[\w-]{20,}"
+    r"|gl(?:pat|dt|rt|cbt|ptt|ft|imt|agent|oas|soat)-[\w-]{16,}|xox[a-z]-[\w-]{10,}|eyJ[\w-]{10,}\.eyJ)"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY"
+    r"|://[^/\s:@]+:[^/\s:@]+@"  # a password in an address
+    r"|(?i:[?&;](?:[a-z_-]*(?:token|secret|password|signature|api_?key|access_?key)|sig)=[^&\s])"  # a query
 )
+"""Forms that issuers give their keys: Hugging Face, npm, GitHub, AWS, Google, OpenAI, GitLab (glpat-, gldt-),
+Slack, PyPI, Docker, JSON web tokens; private keys; addresses with a password, a token or a signature."""
 
 
 def check_no_secret(values: Mapping[str, Any], *, where: str) -> None:  # Any: TOML values

@@ -71,6 +71,47 @@ def test_a_grace_of_a_run_that_has_measured_nothing_is_compared_with_the_margin_
         check_grace(0.4, step_s=0.0, save_s=0.0)
 
 
+LONG = "AbCdEfGhIjKlMnOpQrStUvWxYz0123456789"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        f"glpat-{LONG}",
+        f"gldt-{LONG}",
+        f"xoxb-123456789012-{LONG}",
+        f"xapp=xoxe-{LONG}",
+        f"AIza{LONG[:35]}",
+        f"pypi-AgEIcHlwaS5vcmc{LONG}",
+        f"npm_{LONG}",
+        f"github_pat_11AB_{LONG}",
+        f"dckr_pat_{LONG}",
+        "ASIAABCDEFGHIJKLMNOP",
+        f"https://store.example/c.arrow?sv=2024&sig={LONG}",
+        f"https://host/corpus?token={LONG}",
+        f"https://host/corpus?a=1&access_token={LONG}",
+        f"https://bucket.s3.amazonaws.com/x?X-Amz-Signature={LONG}",
+        f"s3://bucket/x;apiKey={LONG}",
+    ],
+)
+@pytest.mark.parametrize("name", ["PATH_OF_IT", "note"])
+def test_a_key_is_known_by_its_form_wherever_it_stands(name, value):
+    for where, refuse in (
+        ("--env", lambda: environment_of([f"{name}={value}"])),
+        ("The recipe", lambda: check_no_secret({"a": {name: [value]}}, where="The recipe")),
+        ("--sbatch", lambda: check_no_secret_in([f"--comment={value}"], where="--sbatch")),
+    ):
+        with pytest.raises(UsageError, match=f"{where} holds what looks like a secret") as caught:
+            refuse()
+        assert LONG[-20:] not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["DB_PASS", "PASS", "smtp.pass", "DB_PWD", "SSH_PASSPHRASE", "SIGNING_KEY"])
+def test_a_variable_is_known_as_a_secret_by_its_name(name):
+    with pytest.raises(UsageError, match="looks like a secret"):
+        check_no_secret({name: "x1"}, where="--env")
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -93,6 +134,16 @@ def test_what_only_sounds_like_a_secret_is_taken():
         {"max_tokens": 5, "tokenizer": "x", "data": {"path": "s3://bucket/tokens", "token_budget": "1T"}},
         where="The recipe",
     )
+    check_no_secret(
+        {
+            "PWD": "/home/me", "OLDPWD": "/home/me", "bypass": "yes", "pass_rate": 3,
+            "name": "glue-cola-tune-of-all-layers",
+            "run": "global-batch-size-of-the-second-try", "folder": "/data/hf_models_of_last_year_and_before",
+            "path": "https://host/corpus?version=3&tokens=4", "mirror": "pypi-mirror-of-our-own-company",
+            "task": "risk-assessment-of-many-documents", "npm": "npm_config_registry_of_the_cluster_node",
+        },
+        where="--env",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
