@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from penstock.checkpoint.find import SavedCheckpoint
 from penstock.core.errors import CheckpointDamaged, CheckpointError, PenstockError
+from penstock.parallel.mesh import gather_values
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +52,8 @@ def agreed(work: Callable[[], None]) -> PenstockError | None:
         work()
     except PenstockError as error:
         failure = error
-    said = None if failure is None else (isinstance(failure, CheckpointDamaged), str(failure))
-    found: list[tuple[bool, str] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, said)
-    for each in found:
+    said = None if failure is None else [isinstance(failure, CheckpointDamaged), str(failure)]
+    for each in gather_values(said):
         if failure is None and each is not None:
             failure = CheckpointDamaged(each[1]) if each[0] else CheckpointError(each[1])
     return failure

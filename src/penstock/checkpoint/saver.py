@@ -22,11 +22,11 @@ One buffer, as large as the rank's share, is kept for the whole run, so its memo
 import logging
 import zlib
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from math import prod
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -43,10 +43,10 @@ from penstock.core.boxes import Box
 from penstock.core.errors import CheckpointError, PeerLost, PenstockError
 from penstock.core.units import mib
 from penstock.devices import accelerator
+from penstock.parallel.mesh import gather_values
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 _TIMEOUT = timedelta(hours=2)  # a rank may be this much faster than another's upload
 _SHOWN_REASONS = 3  # number of failed ranks in a message
@@ -229,7 +229,7 @@ class Saver:
                 got=layout,
                 fix=_IS_BUG,
             )
-            self._all(error)  # raises it on every rank: the others wait for this one
+            self._all(None, error)  # raises it on every rank: the others wait for this one
         parts = in_order([_part(name, box, tensors[name]) for name, box in plan.share])
         sources = [boxes[part.name][1][part.box.within(boxes[part.name][0])] for part in parts]
         return parts, sources
@@ -246,9 +246,11 @@ class Saver:
         """Write, agree, commit: the body of the thread."""
         began = clock.monotonic()
         try:
-            said = self._all(self._write(name_of(meta.step), parts, data, entries))
+            mine = self._write(name_of(meta.step), parts, data, entries)
+            said = [_heard(each) for each in self._all(asdict(mine))]
             outcome = self._commit(meta, said) if dist.get_rank() == 0 else None
-            (self._outcome, *_) = self._all(outcome)
+            first, *_ = self._all(asdict(outcome) if outcome else None)
+            self._outcome = SaveFailure(**first) if first else None
         except Exception as error:  # a peer is gone; reported when training waits
             self._outcome = error
         if self._outcome is None:
@@ -359,22 +361,32 @@ class Saver:
             return "the newest complete one"
         return found[-1].name if found else "the start"
 
-    def _all(self, value: T) -> list[T]:
+    def _all(self, value: Any, error: CheckpointError | None = None) -> list[Any]:  # Any: JSON values
         """Return the value of every rank, by rank; every rank must call it.
 
         Raises:
-            CheckpointError: the ranks save different layouts, or a rank's value is an error.
+            CheckpointError: the ranks save different layouts, or one has an error.
         """
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, (self._layout, value), group=self._group)
-        for rank, (layout, each) in enumerate(found):
-            if isinstance(each, CheckpointError):
-                raise each
+        found = gather_values([repr(self._layout), value, str(error) if error else None], self._group)
+        for rank, (layout, _, failure) in enumerate(found):
+            if failure is not None:
+                raise error or CheckpointError(failure)
             if layout != found[0][0]:
                 raise CheckpointError(
                     f"Rank {rank} saves another layout than rank 0", got=(layout, found[0][0]), fix=_IS_BUG
                 )
-        return [each for _, each in found]
+        return [each for _, each, _ in found]
+
+
+def _heard(said: dict[str, Any]) -> Written | SaveFailure:  # Any: JSON values
+    """Return what a rank told of its write."""
+    if "reason" in said:
+        return SaveFailure(**said)
+    tensors = {
+        name: TensorEntry(dtype=each["dtype"], shape=tuple(each["shape"]))
+        for name, each in said["tensors"].items()
+    }
+    return Written(said["name"], FileEntry(**said["file"]), tensors)
 
 
 def _part(name: str, box: Box, tensor: Tensor) -> TensorPart:

@@ -1,8 +1,8 @@
 """Write plan of a checkpoint: each tensor is written once, bytes spread evenly over ranks. Pure functions.
 
-Each rank announces the boxes it holds, in 8 bytes per tensor; equal boxes are replicas. A large replica is
-split evenly among its holders, a small one is written whole by the holder with the least so far. The decision
-depends only on data that all holders of a box know, so each rank makes it alone.
+Each rank announces the boxes it holds, in some 20 bytes per tensor; equal boxes are replicas. A large replica
+is split evenly among its holders, a small one is written whole by the holder with the least so far. The
+decision depends only on data that all holders of a box know, so each rank makes it alone.
 """
 
 import hashlib

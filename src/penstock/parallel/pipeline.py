@@ -133,6 +133,10 @@ class CountedStage(PipelineStage):
         """Return the sends after a backward pass; called once for each."""
         return self._counted(super().get_bwd_send_ops(bwd_chunk_id))
 
+    def _recv_meta(self, src_stage: int) -> Any:
+        """Refuse metadata of another stage, which torch would unpickle: all shapes are given."""
+        raise RuntimeError(f"stage {src_stage} sent metadata, and none was asked for")
+
     @contextmanager
     def _at_work(self) -> Iterator[None]:
         began, blocked = clock.monotonic(), BLOCKED()

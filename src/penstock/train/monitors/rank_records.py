@@ -13,7 +13,6 @@ import socket
 from base64 import b64encode
 
 import numpy as np
-import torch.distributed as dist
 
 from penstock.core import clock
 from penstock.devices import accelerator
@@ -22,7 +21,7 @@ from penstock.launch.probe import probe_nics
 from penstock.obs.meter import Rates, peak_memory_bytes
 from penstock.obs.metric_names import RANK_METRICS
 from penstock.obs.sinks import Sink
-from penstock.parallel.mesh import World
+from penstock.parallel.mesh import World, gather_values
 
 MOST_SHARE = 0.001
 """Largest share of the time of training that the records take."""
@@ -62,8 +61,7 @@ class RankRecords:
         self._cost_s = 0.0
         self.sent_bytes = 0
         """Bytes that this rank sends in a step, as counted last."""
-        places = [("", "", "")] * world.ranks.world_size
-        dist.all_gather_object(places, (socket.gethostname(), accelerator.name_of(world.device), _nics()))
+        places = gather_values([socket.gethostname(), accelerator.name_of(world.device), _nics()])
         self._places = {
             name: [place[number] for place in places]
             for number, name in enumerate(("hosts", "devices", "nics"))
