@@ -40,6 +40,15 @@ RENDEZVOUS = "PENSTOCK_RENDEZVOUS"
 """Variable with the file URL of the rendezvous of processes started by Penstock's launcher."""
 
 
+RENDEZVOUS_KEY = "PENSTOCK_RENDEZVOUS_KEY"
+"""Variable with the key of the rendezvous of a run on several machines."""
+
+
+def take_rendezvous_key() -> str:
+    """Return the key of the rendezvous, and remove its variable: no rank or log has it. Empty: none."""
+    return os.environ.pop(RENDEZVOUS_KEY, "")
+
+
 JOB = "PENSTOCK_JOB"
 """Variable with the id of the Kubernetes Job that made a pod."""
 

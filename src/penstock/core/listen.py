@@ -1,6 +1,7 @@
 """Listening sockets: bind an address before slow work begins, with an error that says what to change."""
 
 import errno
+import ipaddress
 import socket
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -9,6 +10,7 @@ from penstock.core.errors import UsageError
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 """Host names of this machine that no other machine can reach."""
+_BACKLOG = 1024
 
 
 def host_name(header: str) -> str | None:
@@ -67,3 +69,36 @@ def open_socket(host: str, port: int) -> socket.socket:
         )
         raise UsageError(f"Cannot listen on {host}:{port}: {error.strerror}", fix=fix) from None
     return sock
+
+
+def listen_at(address: str, port: int) -> socket.socket | None:
+    """Return a socket that listens on the address by which others reach this machine, or None.
+
+    None: no address is given, or it cannot be bound to: it is translated on the way, or is a name that means
+    the loopback only here. The caller then listens on all addresses.
+    """
+    if not address:
+        return None
+    try:
+        family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    except OSError:
+        return None
+    if _is_loopback(str(where[0])) and not _is_loopback(address):
+        return None  # Debian's /etc/hosts has the machine's own name at 127.0.1.1
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(where)
+        made.listen(_BACKLOG)
+    except OSError:
+        made.close()
+        return None
+    return made
+
+
+def _is_loopback(address: str) -> bool:
+    """Return True for a loopback address, or the name that every machine has for it."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

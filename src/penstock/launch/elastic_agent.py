@@ -1,55 +1,35 @@
-"""One node of an elastic run: torch elastic's rendezvous, driven by the state machine of `supervise.py`.
+"""One node of an elastic run: its rendezvous, driven by the state machine of `supervise.py`.
 
-    next_rendezvous -> start ranks -> watch them, the waiting list and the peers -> stop after saving -> again
+    join -> start ranks -> watch them, the waiting list and the peers -> stop after saving -> join again
 
-Of torch elastic this takes the c10d rendezvous, which numbers the nodes that are there. The rest of its agent
-restarts by count, exits with 1 after a clean stop, and starts an interpreter for each rank; here restarts are
-bounded by progress, exit codes are kept, and ranks are forked (launch/attempt.py).
+Restarts are bounded by progress, exit codes are kept, and ranks are forked (launch/attempt.py).
 
-The store of the rendezvous lives in a process of its own, so that any node may go. A leaving node takes its
-name out of the rendezvous; a killed one is dropped when it has missed its heartbeats.
+The rendezvous is answered by a process of its own (rendezvous/server.py), so that any node may go. A leaving
+node takes its name out; a killed one is dropped when it has given no sign of life for a while.
 """
 
-import multiprocessing
-import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
-from multiprocessing.process import BaseProcess
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from types import FrameType
-from typing import Any
-
-from torch._C._distributed_c10d import TCPStore  # typed there only
-from torch.distributed import DistError
-from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
-from torch.distributed.elastic.rendezvous.api import (
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousGracefulExitError,
-    RendezvousInfo,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-)
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
-    DynamicRendezvousHandler,
-    _Action,
-    _RendezvousContext,
-    _RendezvousExitOp,
-    create_handler,
-)
 
 from penstock.core import clock, env
-from penstock.core.errors import PenstockError
 from penstock.core.signals import signal_name
 from penstock.launch.attempt import Explain, WarmProcess, Work, rank_environments
 from penstock.launch.job_folder import JobFolder
-from penstock.launch.local import EXIT_STOPPED, JobOutcome, die_with
+from penstock.launch.local import EXIT_STOPPED, JobOutcome
+from penstock.launch.rendezvous.client import (
+    JoinTimeout,
+    Rendezvous,
+    RendezvousClosed,
+    RendezvousGone,
+    RoundBroken,
+)
+from penstock.launch.rendezvous.membership import Place
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import (
     BY_REQUEST,
@@ -66,13 +46,7 @@ from penstock.launch.supervise import (
     SupervisorState,
     advance,
 )
-from penstock.parallel.hosted_store import hosted_store
 
-_KEEP_ALIVE_S, _MISSED = 2, 6
-"""Seconds between heartbeats, and how many a lost node misses before the others go on without it."""
-_LAST_CALL_S = 3
-"""Seconds that enough nodes wait for more."""
-_STORE_TIMEOUT_S = 30.0
 _JOIN_S = 600
 _LOOK_S = 0.1
 _LOOK_FOR_MARK_S = 1.0  # in a folder that may be on a network's disk
@@ -82,12 +56,6 @@ _LIST_S = 5.0
 _AFTER_LOSS_S = (
     15.0  # of ranks whose peers are gone: they end by themselves, unless they wait for one of those
 )
-_CODE = "penstock/code"
-_NUM_PORTS = 500
-
-
-class RendezvousGone(PenstockError):
-    """The store of the rendezvous does not answer a node that comes."""
 
 
 class _StopRequested(Exception):
@@ -110,55 +78,21 @@ class _Signals:
             raise _StopRequested(self.name)
 
 
-def start_store(address: str, port: int = 0) -> tuple[BaseProcess, int]:
-    """Start the process that holds the rendezvous' store; return it and its port. It ends with this one.
-
-    Args:
-        address: of this machine, on which it listens; empty: on all.
-        port: 0: any free one.
-    """
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_hold_store, args=(address, port, sender, os.getpid()))
-    process.start()
-    sender.close()
-    try:
-        bound: int = receiver.recv()
-    except EOFError:
-        raise PenstockError(
-            "The store of the rendezvous cannot listen",
-            got=f"port {port}",
-            fix="Another run may use that port.",
-        ) from None
-    receiver.close()
-    return process, bound
-
-
-def _hold_store(address: str, port: int, sender: Any, parent: int) -> None:  # Any: a Connection
-    die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    store = hosted_store(address, port, timeout=timedelta(seconds=_STORE_TIMEOUT_S))
-    sender.send(store.port)
-    while True:
-        signal.pause()
-
-
 class ElasticNode:
     """A node: joins, runs its ranks, and goes on with those that are there, until the run ends or it leaves.
 
     Args:
-        node: number of this node, for logs.
-        host: address of the rendezvous' store.
-        warm: forks this node's ranks; made before the rendezvous starts its threads.
+        node: number of this node; members of a round are in this order.
+        host: address of the rendezvous.
+        key: of the rendezvous.
+        warm: forks this node's ranks; made before the rendezvous starts its thread.
         join_s: seconds to wait for enough nodes.
-        gone_code: exit code of this node once the store is gone, or where too few others came.
+        gone_code: exit code of this node once the rendezvous is gone, or where too few others came.
         join_pause_s: see `RestartPolicy`.
-        address: of this node, by which with its process id the rendezvous tells nodes apart; pods all have
-            process id 1. Empty: the address towards the store.
+        address: of this node, at which the first rank listens. Empty: the address towards the rendezvous.
 
     Raises:
-        RendezvousGone: there is no store.
+        RendezvousGone: there is no rendezvous.
     """
 
     def __init__(
@@ -169,71 +103,68 @@ class ElasticNode:
         node: int,
         host: str,
         port: int,
+        key: str,
         warm: WarmProcess,
         join_s: int,
         gone_code: int = 1,
         address: str = "",
         join_pause_s: float = JOIN_PAUSE_S,
     ) -> None:
-        env.set_variables({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
         self._spec, self._folder, self._node, self._warm = spec, folder, node, warm
         self._signals = _Signals()
-        self._store = _store_at(host, port)
-        address = address or _address_towards(host, port)
-        self._handler = _handler(spec, self._store, address=address, join_s=join_s)
+        self._rendezvous = Rendezvous(
+            host, port, key=key, number=node, address=address or _address_towards(host, port)
+        )
         self._policy = RestartPolicy(idle_starts=spec.idle_starts, is_elastic=True, join_pause_s=join_pause_s)
         self._state = SupervisorState(newest=folder.newest_step())
         self._num_nodes, self._join_s = 0, join_s
         self._started_at, self._trained_at = 0.0, 0
         self._newest, self._listed_at = -1, -_LIST_S
-        self._host, self._port, self._gone_code = host, port, gone_code
+        self._gone_code = gone_code
 
     def run(self) -> int:
         """Return the exit code of this node: 0 finished, 75 left after saving, 76 no progress, others."""
+        try:
+            return self._run()
+        finally:
+            self._rendezvous.end()
+
+    def _run(self) -> int:
         while True:
             try:
-                info = self._join()
+                place = self._join()
             except _StopRequested as request:
                 decision = self._feed(StopAsked(cause=str(request)))
-            except (RendezvousClosedError, RendezvousGracefulExitError):
-                return self._code_of_others()
-            except RendezvousTimeoutError:  # of this node only: others may train, or wait longer
+            except RendezvousClosed as closed:
+                self._log("finish", "the other nodes have ended the run", code=closed.code)
+                return closed.code
+            except JoinTimeout:  # of this node only: others may train, or wait longer
                 self._log("finish", self._no_others(), code=self._gone_code)
-                self._handler._stop_heartbeats()
                 return self._gone_code
-            except DistError as error:  # one was lost while the round began; without a store, the next ends
-                self._log("lost", f"no start with those that met: {str(error).splitlines()[0]}")
-                continue
-            except (RendezvousConnectionError, RendezvousStateError) as error:
+            except RendezvousGone as error:
                 return self._end(self._gone_code, f"the rendezvous is gone: {str(error).splitlines()[0]}")
             else:
-                decision = self._attempt(info)
+                decision = self._attempt(place)
             if decision.act is Act.FINISH:
                 return self._end(decision.code, "")
             if decision.pause_s:
                 self._pause(decision.pause_s)
 
-    def _join(self) -> RendezvousInfo:
+    def _join(self) -> Place:
         self._signals.is_waiting = True
         try:
             while True:
                 self._raise_if_stop_requested()
-                with self._looking_for_mark():
-                    info = self._handler.next_rendezvous()
+                try:
+                    with self._looking_for_mark():
+                        place = self._rendezvous.join(self._join_s)
+                except RoundBroken as broken:
+                    self._log("lost", str(broken))
+                    continue
                 self._raise_if_stop_requested()  # while it waited for others
-                if self._is_whole(info):
-                    return info
-                self._log("lost", "no start with those that met: one of them has left since")
+                return place
         finally:
             self._signals.is_waiting = False
-
-    def _is_whole(self, info: RendezvousInfo) -> bool:
-        """False if a node left between the end of a round and the reading of its ranks.
-
-        They are too few then, or are not numbered from 0 on: ranks are given before, and counted after.
-        """
-        ranks = self._handler._state_holder.state.participants.values()
-        return len(ranks) >= self._spec.nodes.least and sorted(ranks) == list(range(info.world_size))
 
     @contextmanager
     def _looking_for_mark(self) -> Iterator[None]:
@@ -274,20 +205,23 @@ class ElasticNode:
     def _is_marked(self) -> bool:
         return self._folder.is_to_stop(env.variable(env.JOB)) and not self._folder.is_trained()
 
-    def _attempt(self, info: RendezvousInfo) -> Decision:
+    def _attempt(self, place: Place) -> Decision:
         spec, newest = self._spec, self._folder.newest_step()
-        self._num_nodes = info.world_size
-        self._feed(Started(ranks=info.world_size * spec.processes, newest=newest))
+        self._num_nodes = place.num_nodes
+        self._feed(Started(ranks=place.num_nodes * spec.processes, newest=newest))
         origin = f"checkpoint {newest}" if newest >= 0 else "from the beginning"
         self._log(
             "start",
             f"start {self._state.starts} of this node, {origin}",
-            nodes=info.world_size,
-            first_rank=self._place_of(info)[0] * spec.processes,
+            nodes=place.num_nodes,
+            first_rank=place.index * spec.processes,
         )
-        place, address, port = self._place_of(info)
         environments = rank_environments(
-            node=place, num_nodes=info.world_size, processes=spec.processes, address=address, port=port
+            node=place.index,
+            num_nodes=place.num_nodes,
+            processes=spec.processes,
+            address=place.address,
+            port=place.port,
         )
         self._trained_at = self._folder.trained_at()
         self._warm.start(environments, title=f"{clock.utc_now()} node {self._node}")
@@ -299,18 +233,6 @@ class ElasticNode:
             self._feed(StopAsked(cause=BY_REQUEST))
         ran_s = clock.monotonic() - self._started_at
         return self._feed(Ended(code=outcome.code, newest=newest, cause=cause, ran_s=ran_s))
-
-    def _place_of(self, info: RendezvousInfo) -> tuple[int, str, int]:
-        """Return this node's place among the nodes, and where the first rank listens.
-
-        All nodes of a fixed number are there, so a node's place is its number: the engine's order of nodes.
-        """
-        if self._spec.nodes.is_elastic:
-            where = info.bootstrap_store_info
-            assert where is not None  # the c10d rendezvous always has it
-            return info.rank, where.master_addr, where.master_port
-        attempt = self._handler._state_holder.state.round
-        return self._node, self._host, self._port + 1 + attempt % _NUM_PORTS
 
     def _watch(self) -> JobOutcome:
         """Wait for the ranks of an attempt; ask them to stop when this node or the others need it."""
@@ -359,10 +281,10 @@ class ElasticNode:
     def _nodes(self) -> tuple[int, int]:
         """Return how many nodes wait to join, and how many of this attempt have not ended or been lost."""
         try:
-            waiting = self._handler.num_nodes_waiting()
-            return waiting, len(self._handler._state_holder.state.participants)
-        except (RendezvousConnectionError, RendezvousStateError):
+            view = self._rendezvous.look()
+        except RendezvousGone:
             return 0, self._num_nodes  # the ranks may finish without it
+        return view.num_waiting, view.num_present
 
     def _news_of_nodes(self, waiting: int, present: int) -> list[Event]:
         events: list[Event] = []
@@ -394,45 +316,16 @@ class ElasticNode:
         while clock.monotonic() < end and not self._asked_to_stop():
             clock.sleep(_LOOK_S)
 
-    def _code_of_others(self) -> int:
-        code = int(self._store.get(_CODE)) if self._store.check([_CODE]) else 1
-        self._log("finish", "the other nodes have ended the run", code=code)
-        return code
-
     def _end(self, code: int, cause: str) -> int:
         if cause:
             self._log("finish", cause, code=code)
-        try:
+        with suppress(RendezvousGone):  # the others see that, too
             is_for_good = self._state.stop_requested_by == BY_REQUEST
             if not is_for_good and (code == EXIT_STOPPED or self._state.stop_requested_by):
-                self._leave()
+                self._rendezvous.leave()
             else:
-                self._store.set(_CODE, str(code))
-                self._handler.shutdown()
-        except (RuntimeError, ValueError, RendezvousError):  # the store is gone: the others see that too
-            pass
-        self._handler._stop_heartbeats()
+                self._rendezvous.close(code)
         return code
-
-    def _leave(self) -> None:
-        """Take this node out of the rendezvous, so that the others need not wait for its heartbeat."""
-        self._handler._stop_heartbeats()
-        executor = self._handler._op_executor
-        executor.run(_LeaveOp(), self._handler._get_deadline(timedelta(seconds=5)))
-
-
-class _LeaveOp(_RendezvousExitOp):
-    """Takes a node out of the rendezvous, also one that waits to be let in.
-
-    Torch's own leaves such a node on the waiting list: the others would stop for a node that is gone.
-    """
-
-    def __call__(self, ctx: _RendezvousContext, deadline: float) -> _Action:
-        if ctx.node in ctx.state.wait_list and clock.monotonic() <= deadline:
-            return _Action.REMOVE_FROM_WAIT_LIST
-        if ctx.node in ctx.state.redundancy_list and clock.monotonic() <= deadline:
-            return _Action.REMOVE_FROM_REDUNDANCY_LIST
-        return super().__call__(ctx, deadline)
 
 
 def run_elastic_node(
@@ -442,6 +335,7 @@ def run_elastic_node(
     node: int,
     host: str,
     port: int,
+    key: str,
     work: Work,
     explain: Explain,
     join_s: int = _JOIN_S,
@@ -455,15 +349,16 @@ def run_elastic_node(
     Args:
         join_s: seconds to wait for enough nodes.
         logs: rank -> its log file; default: the job folder's.
-        gone_code: exit code once the store of the rendezvous is gone, or where too few other nodes came.
-        address: of this node, unlike all others'; default: the one towards the store.
+        key: of the rendezvous.
+        gone_code: exit code once the rendezvous is gone, or where too few other nodes came.
+        address: of this node, unlike all others'; default: the one towards the rendezvous.
         join_pause_s: see `RestartPolicy`.
 
     Raises:
-        RendezvousGone: the store does not answer; `exit_code` is `gone_code`.
+        RendezvousGone: it does not answer; `exit_code` is `gone_code`.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
-    warm = WarmProcess(work, explain, logs or folder.log_of)  # before the rendezvous has threads
+    warm = WarmProcess(work, explain, logs or folder.log_of)  # before the rendezvous has a thread
     try:
         agent = ElasticNode(
             spec,
@@ -471,6 +366,7 @@ def run_elastic_node(
             node=node,
             host=host,
             port=port,
+            key=key,
             warm=warm,
             join_s=join_s,
             gone_code=gone_code,
@@ -488,41 +384,6 @@ def run_elastic_node(
         raise
     finally:
         warm.close()
-
-
-def _store_at(host: str, port: int) -> TCPStore:
-    """Return a client of the store.
-
-    Raises:
-        RendezvousGone: nothing answers there.
-    """
-    patience = timedelta(seconds=_STORE_TIMEOUT_S)
-    try:
-        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
-    except DistError as error:
-        raise RendezvousGone(
-            f"The rendezvous at {host}:{port} did not answer within {_STORE_TIMEOUT_S:g} s: "
-            + str(error).splitlines()[0],
-            fix="The run has ended, or its job waits in the queue again; if it runs, look at the network.",
-        ) from None
-
-
-def _handler(spec: RunSpec, store: TCPStore, *, address: str, join_s: int) -> DynamicRendezvousHandler:
-    ident = f"penstock-{spec.name}"
-    parameters = RendezvousParameters(
-        backend="c10d",
-        endpoint="",
-        run_id=ident,
-        min_nodes=spec.nodes.least,
-        max_nodes=spec.nodes.most,
-        local_addr=address,
-        join_timeout=join_s,
-        last_call_timeout=_LAST_CALL_S,
-        close_timeout=10,
-        keep_alive_interval=_KEEP_ALIVE_S,
-        keep_alive_max_attempt=_MISSED,
-    )
-    return create_handler(store, C10dRendezvousBackend(store, ident), parameters)
 
 
 def _address_towards(host: str, port: int) -> str:

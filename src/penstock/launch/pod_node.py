@@ -1,9 +1,9 @@
-"""One pod of a run: its checks, the store of the rendezvous in the first one, the node's supervisor.
+"""One pod of a run: its checks, the server of the rendezvous in the first one, the node's supervisor.
 
-    pod 0   store, printer, supervisor -> warm process -> ranks 0, 1, ...
-    pod 1          printer, supervisor -> warm process -> ranks P, P+1, ...
+    pod 0   server, printer, supervisor -> warm process -> ranks 0, 1, ...
+    pod 1           printer, supervisor -> warm process -> ranks P, P+1, ...
 
-The supervisors meet in the store, whether the number of nodes is fixed or not (elastic_agent.py): a lost pod
+The supervisors meet there, whether the number of nodes is fixed or not (elastic_agent.py): a lost pod
 is replaced by its Job, joins, and all go on from the newest checkpoint without a restart of the other pods.
 """
 
@@ -18,13 +18,13 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from penstock.core import clock, env
 from penstock.core.errors import UsageError
 from penstock.core.units import duration
 from penstock.launch.attempt import Explain, Work
+from penstock.launch.elastic_agent import run_elastic_node
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED, die_with
 from penstock.launch.node import prepare
@@ -36,6 +36,8 @@ from penstock.launch.probe import probe_nics
 from penstock.launch.render.jobset import host_of
 from penstock.launch.render.kubernetes import pod_of
 from penstock.launch.render.pod_template import CODE
+from penstock.launch.rendezvous.server import start_server
+from penstock.launch.rendezvous.signed import check_key, new_key
 from penstock.launch.spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -54,7 +56,7 @@ which is not counted: new pods go on waiting."""
 _PAST_EVENTS = 100
 """Transitions before its own that the first pod prints: those of pods whose logs are gone."""
 _LINGER_S = 3.0
-"""Seconds for which the store outlives the first pod's ranks, so that the others read how the run ended."""
+"""Seconds for which the server outlives the first pod's ranks, so that the others read how the run ended."""
 _LOOK_S = 0.2
 _MOST_BYTES = 1 << 20
 
@@ -129,7 +131,7 @@ def run_pod(
         node: its number.
         scratch: folder of this pod for logs of its ranks.
     """
-    job = env.variable(env.JOB)
+    job, given = env.variable(env.JOB), env.take_rendezvous_key()
     folder.make()
     if is_over(folder, job):  # this pod was lost after the last step, or comes too late
         return 0
@@ -140,17 +142,17 @@ def run_pod(
         spec, folder, node=node, host=host, port=port - _NUM_PORTS, job=job
     ):
         return EXIT_STOPPED
-    with _printed(folder, scratch, is_first=node == 0), _store(port, is_here=node == 0):
+    key = _key_of(spec, given)
+    with _printed(folder, scratch, is_first=node == 0), _rendezvous(spec, key, port, is_here=node == 0):
         if not _wait_for(host, port, is_over=lambda: is_over(folder, job)):
             return 0 if is_over(folder, job) else EXIT_STOPPED
-        from penstock.launch.elastic_agent import run_elastic_node  # torch
-
         code = run_elastic_node(
             spec,
             folder,
             node=node,
             host=host,
             port=port,
+            key=key,
             work=work,
             explain=explain,
             join_s=_JOIN_S,
@@ -172,21 +174,37 @@ def is_over(folder: JobFolder, job: str) -> bool:
     return bool(job) and (folder.finished_job() == job or folder.is_to_stop(job))
 
 
+def _key_of(spec: RunSpec, given: str) -> str:
+    """Return the key of the rendezvous; a run of one pod makes it.
+
+    Args:
+        given: by the Secret of the run; empty: none.
+
+    Raises:
+        UsageError: this pod has none, or one that is too short.
+    """
+    if not given and spec.nodes.most == 1:
+        return new_key()
+    if not given:
+        raise UsageError(
+            f"This pod has no {env.RENDEZVOUS_KEY}, and without a key it does not listen for other nodes",
+            fix="Launch the run again: `penstock launch kubernetes` and the operator make a Secret with it.",
+        )
+    return check_key(given, name=env.RENDEZVOUS_KEY)
+
+
 @contextmanager
-def _store(port: int, *, is_here: bool) -> Iterator[None]:
+def _rendezvous(spec: RunSpec, key: str, port: int, *, is_here: bool) -> Iterator[None]:
     if not is_here:
         yield
         return
-    from penstock.launch.elastic_agent import start_store  # torch
-
-    store: BaseProcess
-    store, _ = start_store("", port)
+    server, _ = start_server(spec.nodes, key=key, address="", port=port)
     try:
         yield
     finally:
-        store.kill()
-        store.join()
-        store.close()
+        server.kill()
+        server.join()
+        server.close()
 
 
 def _wait_for(host: str, port: int, *, is_over: Callable[[], bool]) -> bool:

@@ -3,13 +3,11 @@
 The store has no password: who reaches its port can read and write what ranks tell each other.
 """
 
-import ipaddress
-import socket
 from datetime import timedelta
 
 from torch._C._distributed_c10d import TCPStore  # typed there only
 
-_BACKLOG = 1024
+from penstock.core.listen import listen_at
 
 
 def hosted_store(address: str, port: int, *, timeout: timedelta, multi_tenant: bool = False) -> TCPStore:
@@ -23,7 +21,7 @@ def hosted_store(address: str, port: int, *, timeout: timedelta, multi_tenant: b
     Raises:
         RuntimeError: the port is in use.
     """
-    listening = _listening(address, port)
+    listening = listen_at(address, port)
     if listening is None:
         return TCPStore(
             *(address or "localhost", port, None, True, timeout), False, multi_tenant=multi_tenant
@@ -35,32 +33,3 @@ def hosted_store(address: str, port: int, *, timeout: timedelta, multi_tenant: b
         multi_tenant=multi_tenant,
         master_listen_fd=listening.detach(),  # the store closes it
     )
-
-
-def _listening(address: str, port: int) -> socket.socket | None:
-    """Return a socket that listens on an address; None if the store has to listen on all."""
-    if not address:
-        return None
-    try:
-        family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-    except OSError:
-        return None
-    if _is_loopback(str(where[0])) and not _is_loopback(address):
-        return None  # Debian's /etc/hosts has the machine's own name at 127.0.1.1
-    made = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(where)
-        made.listen(_BACKLOG)
-    except OSError:
-        made.close()
-        return None
-    return made
-
-
-def _is_loopback(address: str) -> bool:
-    """Return True for a loopback address, or the name that every machine has for it."""
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"

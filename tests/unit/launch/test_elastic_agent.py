@@ -1,4 +1,4 @@
-"""A node of an elastic run and its rendezvous, on real stores: what ends the node, and what ends all."""
+"""A node of an elastic run and its rendezvous, on a real server: what ends the node, and what ends all."""
 
 import multiprocessing
 import os
@@ -8,20 +8,21 @@ import threading
 import time
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
-from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousJoinOp
 
 from penstock.core.files import exclusive
 from penstock.launch import elastic_agent, supervise
 from penstock.launch.attempt import WarmProcess
-from penstock.launch.elastic_agent import ElasticNode, RendezvousGone, run_elastic_node, start_store
+from penstock.launch.elastic_agent import ElasticNode, run_elastic_node
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED
+from penstock.launch.rendezvous import client
+from penstock.launch.rendezvous.client import RendezvousClosed, RendezvousGone
+from penstock.launch.rendezvous.membership import Place, View
+from penstock.launch.rendezvous.server import start_server
+from penstock.launch.rendezvous.signed import new_key
 from penstock.launch.spec import node_range
 from penstock.launch.supervise import Act
 from tests.launched import wait_until
@@ -60,13 +61,23 @@ def spec(folder):
     return make_spec(nodes=node_range("2:3"), run_dir=str(folder.run))
 
 
-@pytest.fixture
-def store():
-    process, port = start_store(HERE)
+KEY = new_key()
+
+
+@contextmanager
+def serving(nodes, *, last_call_s=1.0):
+    """Serve the rendezvous of a run; yield its port."""
+    process, port = start_server(nodes, key=KEY, address=HERE, last_call_s=last_call_s)
     yield port
     process.kill()
     process.join()
     process.close()
+
+
+@pytest.fixture
+def store(spec):
+    with serving(spec.nodes) as port:
+        yield port
 
 
 @pytest.fixture
@@ -78,14 +89,22 @@ def warm(folder):
 
 def node_of(spec, folder, warm, port, *, number=0):
     return ElasticNode(
-        spec, folder, node=number, host=HERE, port=port, warm=warm, join_s=1, address=f"node-{number}"
+        spec,
+        folder,
+        node=number,
+        host=HERE,
+        port=port,
+        key=KEY,
+        warm=warm,
+        join_s=1,
+        address=f"node-{number}",
     )
 
 
 def test_a_node_that_comes_after_the_run_is_gone_says_so_and_asks_to_be_tried_again(
     spec, folder, monkeypatch
 ):
-    monkeypatch.setattr(elastic_agent, "_STORE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(client, "_ANSWER_S", 0.5)
     with socket.socket() as taken:
         taken.bind((HERE, 0))  # and does not listen
         port = taken.getsockname()[1]
@@ -96,6 +115,7 @@ def test_a_node_that_comes_after_the_run_is_gone_says_so_and_asks_to_be_tried_ag
                 node=7,
                 host=HERE,
                 port=port,
+                key=KEY,
                 work=lambda: 0,
                 explain=explain,
                 gone_code=EXIT_STOPPED,
@@ -109,9 +129,8 @@ def test_a_node_that_comes_after_the_run_is_gone_says_so_and_asks_to_be_tried_ag
 def test_a_node_that_waits_in_vain_does_not_close_the_rendezvous_for_others(spec, folder, warm, store):
     assert node_of(spec, folder, warm, store).run() == 1
     assert "fewer than 2 nodes came within 1 s" in folder.events()[-1]["cause"]
-    other = node_of(spec, folder, warm, store, number=1)
-    assert not other._handler.is_closed()
-    assert other.run() == 1, "it waits for itself, too"
+    assert node_of(spec, folder, warm, store, number=1).run() == 1, "it waits for itself, too"
+    assert "fewer than 2 nodes came within 1 s" in folder.events()[-1]["cause"]
 
 
 def test_a_node_of_a_run_that_is_to_stop_ends_it_for_all(spec, folder, warm, store):
@@ -122,45 +141,42 @@ def test_a_node_of_a_run_that_is_to_stop_ends_it_for_all(spec, folder, warm, sto
 
 
 def test_a_request_to_stop_reaches_a_node_that_waits_for_others(spec, folder, warm, store):
-    node = ElasticNode(spec, folder, node=0, host=HERE, port=store, warm=warm, join_s=60, address="node-0")
+    node = ElasticNode(
+        spec, folder, node=0, host=HERE, port=store, key=KEY, warm=warm, join_s=60, address="node-0"
+    )
     asked = threading.Timer(0.5, folder.ask_to_stop)
     asked.start()
     assert node.run() == EXIT_STOPPED
     asked.join()
     assert "stopped by request" in folder.events()[-1]["cause"]
-    other = node_of(spec, folder, warm, store, number=1)
-    assert (other._handler.is_closed(), other.run()) == (True, EXIT_STOPPED)
+    other = node_of(spec, folder, warm, store, number=1)._rendezvous
+    with pytest.raises(RendezvousClosed) as closed:
+        other.join(1)
+    other.end()
+    assert closed.value.code == EXIT_STOPPED
 
 
-def test_a_node_that_leaves_while_it_waits_is_no_longer_waited_for(folder, warm, store, monkeypatch):
-    monkeypatch.setattr(elastic_agent, "_LAST_CALL_S", 1)
-    monkeypatch.setattr(elastic_agent, "_MISSED", 100)  # not by its heartbeats
+def test_a_node_that_leaves_while_it_waits_is_no_longer_waited_for(folder, warm):
     spec = make_spec(nodes=node_range("1:2"), run_dir=str(folder.run))
-    stays, comes = [
-        ElasticNode(
-            spec, folder, node=number, host=HERE, port=store, warm=warm, join_s=60, address=f"node-{number}"
-        )
-        for number in (0, 1)
-    ]
-    trains = stays._handler
-    trains.next_rendezvous()
+    with serving(spec.nodes, last_call_s=0.0) as port:
+        stays, comes = [node_of(spec, folder, warm, port, number=number) for number in (0, 1)]
+        comes._join_s = 60
+        trains = stays._rendezvous
+        trains.join(60)
 
-    def tell():
-        wait_until(trains.num_nodes_waiting, "a node that waits")
-        os.kill(os.getpid(), signal.SIGTERM)
+        def tell():
+            wait_until(lambda: trains.look().num_waiting, "a node that waits")
+            os.kill(os.getpid(), signal.SIGTERM)
 
-    telling = threading.Thread(target=tell)
-    telling.start()
-    assert comes.run() == EXIT_STOPPED
-    telling.join()
-    time.sleep(1.1)  # for so long it believes what it knew
-    assert trains.num_nodes_waiting() == 0
-    trains._stop_heartbeats()
+        telling = threading.Thread(target=tell)
+        telling.start()
+        assert comes.run() == EXIT_STOPPED
+        telling.join()
+        assert trains.look() == View(num_waiting=0, num_present=1)
+        trains.end()
 
 
-TWO_RANKS = SimpleNamespace(
-    rank=0, world_size=2, bootstrap_store_info=SimpleNamespace(master_addr=HERE, master_port=1)
-)
+TWO_RANKS = Place(round=0, index=0, num_nodes=2, address=HERE, port=1)
 
 
 @pytest.mark.timeout(30)
@@ -180,7 +196,7 @@ def test_ranks_that_wait_for_a_lost_node_are_killed_before_the_grace_is_over(
     with closing(WarmProcess(partial(trains, folder.run), explain, folder.log_of)) as warm:
         node = node_of(spec, folder, warm, store)
         node._state = replace(node._state, joins=joins)
-        monkeypatch.setattr(node, "_handler", Rendezvous(waiting, is_lost=folder.trained_at))
+        sees(node, Others(waiting, is_lost=folder.trained_at))
         assert node._attempt(TWO_RANKS).act is Act.START
     (kill,) = [event for event in folder.events() if event["event"] == "kill"]
     assert kill["cause"] == "the processes did not stop in time"
@@ -194,25 +210,29 @@ def test_ranks_whose_peers_left_before_they_met_have_nothing_to_save(folder, sto
     with closing(WarmProcess(hangs, explain, folder.log_of)) as warm:
         node = node_of(spec, folder, warm, store)
         node._signals.name = told
-        monkeypatch.setattr(node, "_handler", Rendezvous(0, is_lost=lambda: True))
+        sees(node, Others(0, is_lost=lambda: True))
         decision = node._attempt(TWO_RANKS)
     assert (decision.act, decision.code) == end
     assert decision.pause_s == 0, "no failure"
 
 
-class Rendezvous:
+class Others:
     """The rendezvous of two nodes, as one of them sees it, until the other is lost and later."""
 
     def __init__(self, num_waiting, is_lost):
         self._num_waiting, self._is_lost = num_waiting, is_lost
-        self._state_holder = self
 
-    def num_nodes_waiting(self):
-        return self._num_waiting
+    def look(self):
+        return View(num_waiting=self._num_waiting, num_present=1 if self._is_lost() else 2)
 
-    @property
-    def state(self):
-        return SimpleNamespace(participants=range(1 if self._is_lost() else 2))
+    def leave(self):
+        pass
+
+
+def sees(node, others):
+    """Put others in the place of a node's rendezvous."""
+    node._rendezvous.end()
+    node._rendezvous = others
 
 
 def hangs():
@@ -227,60 +247,9 @@ def trains(run):
         return hangs()
 
 
-@pytest.mark.parametrize(
-    ("nodes", "leaving", "world"),
-    [
-        pytest.param("1:2", 0, (0, 1), id="not as rank 1 of 1"),
-        pytest.param("2", 1, (0, 2), id="not as the only one of 2"),
-    ],
-)
-def test_a_round_that_a_node_left_before_its_ranks_were_read_is_not_started(
-    folder, warm, store, monkeypatch, nodes, leaving, world
-):
-    monkeypatch.setattr(elastic_agent, "_LAST_CALL_S", 600)  # both meet, however late the second comes
-    spec = make_spec(nodes=node_range(nodes), run_dir=str(folder.run))
-    leaves, stays, comes = [
-        ElasticNode(
-            spec, folder, node=number, host=HERE, port=store, warm=warm, join_s=600, address=f"node-{number}"
-        )
-        for number in (leaving, 1 - leaving, 2)
-    ]
-
-    def meet():
-        if leaving == 0:  # and tell the others where the first rank listens
-            leaves._handler.next_rendezvous()
-        else:  # without waiting for that
-            deadline = leaves._handler._get_deadline(timedelta(seconds=600))
-            leaves._handler._op_executor.run(_RendezvousJoinOp(), deadline)
-
-    first = threading.Thread(target=meet)
-    second = threading.Thread(target=comes._handler.next_rendezvous)
-    read, state = stays._handler._get_world, stays._handler._state_holder
-
-    def read_late():
-        monkeypatch.setattr(stays._handler, "_get_world", read)
-        monkeypatch.setattr(stays._handler._settings.timeout, "_last_call", timedelta(seconds=1))  # alone
-        first.join()
-        leaves._leave()
-        wait_until(lambda: state.sync() or len(state.state.participants) == 1, "the news of it")
-        if world == (0, 2):
-            second.start()
-        return read()
-
-    monkeypatch.setattr(stays._handler, "_get_world", read_late)
-    first.start()
-    info = stays._join()
-    stays._handler._stop_heartbeats()
-    if world == (0, 2):
-        second.join()
-        comes._handler._stop_heartbeats()
-    assert (info.rank, info.world_size) == world
-    assert "has left since" in folder.events()[-1]["cause"]
-
-
 def test_a_pod_that_waits_in_vain_ends_with_the_code_that_is_not_counted(spec, folder, warm, store):
     node = ElasticNode(
-        spec, folder, node=0, host=HERE, port=store, warm=warm, join_s=1, gone_code=75, address="node-0"
+        spec, folder, node=0, host=HERE, port=store, key=KEY, warm=warm, join_s=1, gone_code=75, address="n"
     )
     assert node.run() == 75
 
@@ -297,7 +266,7 @@ def running(spec, folder, port, *, number):
 
     def run():
         code = run_elastic_node(
-            spec, folder, node=number, host=HERE, port=port, work=until_told, explain=explain,
+            spec, folder, node=number, host=HERE, port=port, key=KEY, work=until_told, explain=explain,
             address=f"node-{number}", join_pause_s=0.2,
         )  # fmt: skip
         os._exit(code)
@@ -315,10 +284,8 @@ def running(spec, folder, port, *, number):
         process.close()
 
 
-def test_nodes_that_join_and_go_again_wait_longer_and_longer(folder, store, monkeypatch):
+def test_nodes_that_join_and_go_again_wait_longer_and_longer(folder):
     """On a busy machine a node that waits may miss a round: the first starts alone, and lets it in later."""
-    monkeypatch.setattr(elastic_agent, "_LAST_CALL_S", 1)  # each start alone waits so long for others
-    monkeypatch.setattr(dynamic_rendezvous, "_delay", lambda **_: time.sleep(LITTLE_S / 3))
     spec = make_spec(nodes=node_range("1:2"), run_dir=str(folder.run), idle_starts=100)
 
     def of_first(kind):
@@ -328,10 +295,10 @@ def test_nodes_that_join_and_go_again_wait_longer_and_longer(folder, store, monk
         starts = [event["nodes"] for event in of_first("start") if "nodes" in event]
         return starts.count(2) == times and starts[-1:] == [num_nodes]
 
-    with running(spec, folder, store, number=0):
+    with serving(spec.nodes) as port, running(spec, folder, port, number=0):
         wait_until(lambda: has_started(1, times=0), "a start alone")
         for joins in (1, 2, 3):
-            with running(spec, folder, store, number=joins):
+            with running(spec, folder, port, number=joins):
                 wait_until(lambda joins=joins: has_started(2, times=joins), "a start of two")
             wait_until(lambda joins=joins: has_started(1, times=joins), "a start alone again")
     assert [event["cause"] for event in of_first("delay_joins")] == [
@@ -340,7 +307,7 @@ def test_nodes_that_join_and_go_again_wait_longer_and_longer(folder, store, monk
     ]
 
 
-def test_a_node_tells_its_supervisor_how_long_its_ranks_ran(folder, store, monkeypatch):
+def test_a_node_tells_its_supervisor_how_long_its_ranks_ran(folder, monkeypatch):
     told = []
 
     def advance(state, event, policy):
@@ -349,9 +316,9 @@ def test_a_node_tells_its_supervisor_how_long_its_ranks_ran(folder, store, monke
 
     monkeypatch.setattr(elastic_agent, "advance", advance)
     spec = make_spec(nodes=node_range("1:2"), run_dir=str(folder.run))
-    with closing(WarmProcess(a_little_while, explain, folder.log_of)) as warm:
+    with serving(spec.nodes) as port, closing(WarmProcess(a_little_while, explain, folder.log_of)) as warm:
         node = ElasticNode(
-            spec, folder, node=0, host=HERE, port=store, warm=warm, join_s=60, address="node-0"
+            spec, folder, node=0, host=HERE, port=port, key=KEY, warm=warm, join_s=60, address="node-0"
         )
         assert node.run() == 0
     (ended,) = [event for event in told if isinstance(event, supervise.Ended)]

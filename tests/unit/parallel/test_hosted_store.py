@@ -7,8 +7,11 @@ from datetime import timedelta
 
 import pytest
 
-from penstock.launch.elastic_agent import start_store
-from penstock.parallel.hosted_store import _listening, hosted_store
+from penstock.core.listen import listen_at
+from penstock.launch.rendezvous.server import start_server
+from penstock.launch.rendezvous.signed import new_key
+from penstock.launch.spec import node_range
+from penstock.parallel.hosted_store import hosted_store
 
 SHORT = timedelta(seconds=10)
 
@@ -34,8 +37,8 @@ def test_a_store_on_the_loopback_is_not_reached_by_another_address():
         socket.create_connection(("127.0.0.2", store.port), timeout=5)
 
 
-def test_the_store_of_a_launcher_listens_on_the_address_that_it_is_told():
-    process, port = start_store("127.0.0.1")
+def test_the_rendezvous_of_a_launcher_listens_on_the_address_that_it_is_told():
+    process, port = start_server(node_range("1:2"), key=new_key(), address="127.0.0.1")
     try:
         assert listeners(port) == {"0100007F"}
     finally:
@@ -49,10 +52,10 @@ def test_without_an_address_it_listens_on_all():
 
 
 def test_an_address_of_another_machine_is_not_bound_to():
-    assert _listening("192.0.2.1", 0) is None  # a service's, say, whose packets are translated
+    assert listen_at("192.0.2.1", 0) is None  # a service's, say, whose packets are translated
 
 
 def test_a_name_that_is_the_loopback_only_here_is_not_bound_to(monkeypatch):
     answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer)
-    assert _listening("node-7", 0) is None
+    assert listen_at("node-7", 0) is None

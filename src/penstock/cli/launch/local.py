@@ -1,7 +1,6 @@
 """`penstock launch local`: run a recipe on this machine."""
 
 import argparse
-import os
 import sys
 
 from penstock.cli import launch_plan
@@ -48,11 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     with plan.folder.held():  # or another launch changes the recipe of a run that goes on
         write_atomic(plan.folder.path / launch_plan.RECIPE_FILE, plan.recipe)
     work = work_of(plan.spec)
-    if plan.spec.nodes.is_elastic:
-        import penstock.launch.elastic_agent  # noqa: F401 - torch elastic; nodes are forked with it
     code = run_local(plan.spec, plan.folder, work, explain, flag=flag, say=complain)
     sys.stdout.flush()
     sys.stderr.flush()
-    if plan.spec.nodes.is_elastic:
-        os._exit(code)  # torch's threads may still be there
     return code

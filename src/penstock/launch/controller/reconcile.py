@@ -31,8 +31,10 @@ from penstock.launch.engines.kubernetes import check_cluster
 from penstock.launch.engines.kubernetes_api import ClusterConnection, UnknownKind
 from penstock.launch.engines.kubernetes_state import JOB_KINDS, index_of, state_of
 from penstock.launch.pod_preflight import SLOW_NODE
+from penstock.launch.render.jobset import has_key, key_secret
 from penstock.launch.render.kubernetes import POLICY, POLICY_API, render_kubernetes
 from penstock.launch.render.pod_template import labels_of
+from penstock.launch.rendezvous.signed import new_key
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import EXIT_UNFIT
 
@@ -110,6 +112,7 @@ class Reconciler:
             check_cluster(spec, self.cluster)
             for wanted in (*others, job):
                 self._check_free(run, wanted)
+            self._make_key(run, spec)
             for wanted in (*others, job):
                 self.cluster.apply(wanted)
             if not any(wanted["kind"] == POLICY for wanted in others):
@@ -119,6 +122,13 @@ class Reconciler:
             self._event(run, "Refused", refused.cause, start, is_warning=True)
             return refused
         return decision
+
+    def _make_key(self, run: Mapping[str, Any], spec: RunSpec) -> None:
+        """Make the key of the run's rendezvous; that of an earlier start, which only pods can read, stays."""
+        if has_key(spec):
+            secret = key_secret(spec, self.cluster.namespace, new_key())
+            secret["metadata"]["ownerReferences"] = [_owner(run)]
+            self.cluster.create(secret)
 
     def _delete_policy(self, run: Mapping[str, Any]) -> None:
         """Delete the NetworkPolicy of an earlier start: the run owns it, so no collector comes for it."""
@@ -256,7 +266,16 @@ def _seen(
 
 def _objects(run: Mapping[str, Any], spec: RunSpec) -> list[Object]:
     """Return the objects of a run, owned by it: they are deleted with it, whoever is there to do so."""
-    owner = {
+    found = []
+    for rendered in render_kubernetes(spec).objects:
+        owned = json.loads(json.dumps(rendered))
+        owned["metadata"]["ownerReferences"] = [_owner(run)]
+        found.append(owned)
+    return found
+
+
+def _owner(run: Mapping[str, Any]) -> Object:
+    return {
         "apiVersion": API,
         "kind": KIND,
         "name": run["metadata"]["name"],
@@ -264,12 +283,6 @@ def _objects(run: Mapping[str, Any], spec: RunSpec) -> list[Object]:
         "controller": True,
         "blockOwnerDeletion": True,
     }
-    found = []
-    for rendered in render_kubernetes(spec).objects:
-        owned = json.loads(json.dumps(rendered))
-        owned["metadata"]["ownerReferences"] = [owner]
-        found.append(owned)
-    return found
 
 
 def digest_of(run: Mapping[str, Any]) -> str:

@@ -33,9 +33,11 @@ from penstock.launch.engines.kubernetes_state import (
 )
 from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.pod import PodSpec
+from penstock.launch.render.jobset import has_key, key_secret
 from penstock.launch.render.kubernetes import RECIPE_FILE, check_volumes, pod_of, render_kubernetes
 from penstock.launch.render.pod_template import code_name
 from penstock.launch.render.rendered import Rendered
+from penstock.launch.rendezvous.signed import new_key
 from penstock.launch.spec import NodeRange, RunSpec
 
 log = logging.getLogger(__name__)
@@ -78,16 +80,9 @@ def submit(
     where = f"{cluster.context}/{cluster.namespace}"
     job = Job(engine="kubernetes", ident=spec.name, host=where, submitted_at=clock.utc_now())
     made: list[Object] = []
+    key = _new_key(spec, cluster)
     try:
-        for found in objects:
-            is_new = cluster.get(found["apiVersion"], found["kind"], found["metadata"]["name"]) is None
-            if is_new:  # also if its answer is lost: the server may have made it
-                made.append(found)
-            applied = cluster.apply(found)
-        for found in objects[:-1]:
-            if found["kind"] not in GLOBAL_KINDS and not cluster.own(found, applied):
-                cluster.apply(found)  # collected just now, as its earlier owner is gone
-                cluster.own(found, applied)
+        _apply(objects, key, cluster, made)
         folder.write_job(job)
     except BaseException:
         for found in reversed(made):
@@ -101,6 +96,44 @@ def submit(
         "submitted", cause=f"to Kubernetes, {kind} {spec.name} of {where}", nodes=str(spec.nodes)
     )
     return spec.name
+
+
+def _apply(
+    objects: Sequence[Object], key: Sequence[Object], cluster: ClusterConnection, made: list[Object]
+) -> None:
+    """Apply objects, the job last, and hand them to it; `made` has the new ones, also after an error."""
+    for found in key:
+        made.append(found)
+        cluster.create(found)
+    for found in objects:
+        if cluster.get(found["apiVersion"], found["kind"], found["metadata"]["name"]) is None:
+            made.append(found)  # also if the answer is lost: the server may have made it
+        applied = cluster.apply(found)
+    for found in objects[:-1]:
+        if found["kind"] not in GLOBAL_KINDS and not cluster.own(found, applied):
+            cluster.apply(found)  # collected just now, as its earlier owner is gone
+            cluster.own(found, applied)
+    for found in key:
+        cluster.own(found, applied, is_new=True)
+
+
+def _new_key(spec: RunSpec, cluster: ClusterConnection) -> list[Object]:
+    """Return the Secret with a new key for the pods of a run, once that of an earlier job is deleted.
+
+    Raises:
+        UsageError: there is one that Penstock did not make.
+    """
+    if not has_key(spec):
+        return []
+    found = key_secret(spec, cluster.namespace, new_key())
+    try:
+        cluster.get("v1", "Secret", found["metadata"]["name"])
+    except PenstockError:  # reading secrets is often forbidden
+        pass
+    else:
+        _check_free(cluster, [found], spec.name)
+    cluster.delete("v1", "Secret", found["metadata"]["name"])
+    return [found]
 
 
 def try_run(spec: RunSpec, objects: Sequence[Object], cluster: ClusterConnection) -> str:

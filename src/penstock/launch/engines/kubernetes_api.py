@@ -141,8 +141,12 @@ class ClusterConnection:
                 if error.status.code != _NOT_FOUND:
                     raise
 
-    def own(self, found: Object, owner: Object) -> bool:
-        """Make an object one that is deleted with its owner, or its last one; False: it is gone."""
+    def own(self, found: Object, owner: Object, *, is_new: bool = False) -> bool:
+        """Make an object one that is deleted with its owner, or its last one; False: it is gone.
+
+        Args:
+            is_new: it has no owner yet, and is not read.
+        """
         reference = {key: owner["metadata"][key] for key in ("name", "uid")}
         reference |= {"apiVersion": owner["apiVersion"], "kind": owner["kind"]}
         name = found["metadata"]["name"]
@@ -151,9 +155,8 @@ class ClusterConnection:
             from lightkube.types import PatchType
 
             try:
-                kept = [
-                    one for one in owners_of(self.client.get(kind, name)) if one["uid"] != reference["uid"]
-                ]
+                before = [] if is_new else owners_of(self.client.get(kind, name))
+                kept = [one for one in before if one["uid"] != reference["uid"]]
                 change = {"metadata": {"ownerReferences": [*kept, reference]}}
                 self.client.patch(kind, name, change, patch_type=PatchType.MERGE)
             except _api_error() as error:

@@ -2,7 +2,7 @@
 
     launcher ---- ranks of a fixed number of nodes          one attempt after another (launch/supervisor.py)
        |
-       +--------- store, node 0, node 1, ... of an elastic run  (launch/elastic_agent.py)
+       +--------- rendezvous, node 0, node 1, ... of an elastic run  (launch/elastic_agent.py)
 
 The launcher imports torch once and forks everything else, so a node that joins imports nothing. Every process
 dies with its parent, the launcher's end included.
@@ -24,11 +24,14 @@ from penstock.core.errors import PenstockError, UsageError
 from penstock.core.signals import StopFlag, signal_name
 from penstock.core.units import plural
 from penstock.launch.attempt import Explain, WarmProcess, Work, follow, port_of, rank_environments
+from penstock.launch.elastic_agent import run_elastic_node
 from penstock.launch.engines.engine import JobState
 from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.local import EXIT_STOPPED, die_with
 from penstock.launch.node import prepare
 from penstock.launch.render.local import local_settings
+from penstock.launch.rendezvous.server import start_server
+from penstock.launch.rendezvous.signed import new_key
 from penstock.launch.spec import NodeRange, RunSpec
 from penstock.launch.supervise import FINAL_CODES, Ended
 from penstock.launch.supervisor import supervise_gang
@@ -140,12 +143,10 @@ class _Nodes:
         self._codes: list[int] = []
         self._leaving: set[int] = set()
         self._started = 0
-        self._port = 0
+        self._port, self._key = 0, new_key()
 
     def run(self) -> int:
-        from penstock.launch.elastic_agent import start_store  # torch: imported before processes fork
-
-        store, self._port = start_store(_HERE)
+        server, self._port = start_server(self._spec.nodes, key=self._key, address=_HERE)
         kill_at = float("inf")
         try:
             for _ in range(self._spec.nodes.most):
@@ -170,16 +171,25 @@ class _Nodes:
             self._tell("finish", f"all nodes have ended, exit code {code}{why}, {at}", code=code)
             return code
         finally:
-            for process in [*self._running.values(), store]:
+            for process in [*self._running.values(), server]:
                 process.kill()
                 process.join()
-            for process in [*self._running.values(), store]:
+            for process in [*self._running.values(), server]:
                 process.close()
 
     def _add(self) -> None:
         node = self._started
         self._started += 1
-        arguments = (self._spec, self._folder, node, self._port, self._work, self._explain, os.getpid())
+        arguments = (
+            self._spec,
+            self._folder,
+            node,
+            self._port,
+            self._key,
+            self._work,
+            self._explain,
+            os.getpid(),
+        )
         process = multiprocessing.get_context("fork").Process(target=_node, args=arguments)
         held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # until the node handles it
         process.start()
@@ -230,12 +240,17 @@ class _Nodes:
 
 
 def _node(
-    spec: RunSpec, folder: JobFolder, node: int, port: int, work: Work, explain: Explain, parent: int
+    spec: RunSpec,
+    folder: JobFolder,
+    node: int,
+    port: int,
+    key: str,
+    work: Work,
+    explain: Explain,
+    parent: int,
 ) -> None:
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher hands on a Ctrl-C
-    from penstock.launch.elastic_agent import run_elastic_node  # torch: imported before processes fork
-
     try:
         code = run_elastic_node(
             spec,
@@ -243,6 +258,7 @@ def _node(
             node=node,
             host=_HERE,
             port=port,
+            key=key,
             work=work,
             explain=explain,
             join_pause_s=0.0,  # they come only when somebody asks for them
@@ -250,7 +266,7 @@ def _node(
     except PenstockError as error:
         os.write(2, f"penstock: node {node}: {error}\n".encode())
         code = error.exit_code
-    os._exit(code)  # no interpreter shutdown: threads of the rendezvous may still be there
+    os._exit(code)  # no interpreter shutdown: it is a fork of the launcher
 
 
 class _Local:

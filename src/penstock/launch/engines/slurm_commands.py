@@ -43,15 +43,18 @@ def find_command(command: str) -> None:
         )
 
 
-def run_slurm(*words: str, is_tried: bool = False, as_new: bool = False) -> str:
+def run_slurm(
+    *words: str, is_tried: bool = False, as_new: bool = False, more: Mapping[str, str] | None = None
+) -> str:
     """Run a command of Slurm; return what it prints.
 
     Args:
         is_tried: return "" if it fails.
         as_new: without the variables of the job that this process is in.
+        more: variables that the command has besides those of this process.
     """
     find_command(words[0])
-    variables = env.variables("")
+    variables = {**env.variables(""), **(more or {})}
     if as_new:
         variables = {k: v for k, v in variables.items() if not k.startswith("SLURM") or k == "SLURM_CONF"}
     done = _answered(words, variables=variables)

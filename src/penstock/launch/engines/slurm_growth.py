@@ -17,6 +17,7 @@ from threading import Thread
 from typing import Any, Protocol
 
 from penstock.core import clock
+from penstock.core.env import RENDEZVOUS_KEY
 from penstock.core.errors import PenstockError
 from penstock.core.files import write_atomic
 from penstock.core.units import plural
@@ -90,8 +91,14 @@ def pause_after(starts: Sequence[Mapping[str, Any]], asked: Sequence[JoiningJob]
 class Commands(Protocol):
     """Runs a command of Slurm; returns what it prints."""
 
-    def __call__(self, *words: str, is_tried: bool = False, as_new: bool = False) -> str:
-        """Run it; `as_new`: without the variables of the job that this process is in."""
+    def __call__(
+        self,
+        *words: str,
+        is_tried: bool = False,
+        as_new: bool = False,
+        more: Mapping[str, str] | None = None,
+    ) -> str:
+        """Run it; `as_new`: without the variables of the job that this process is in; `more`: with others."""
 
 
 class NodeGrowth:
@@ -101,14 +108,23 @@ class NodeGrowth:
         job: id of the job that supervises.
         host: returns the address of the rendezvous.
         port: of the rendezvous.
+        key: of the rendezvous; jobs have it in their environment.
         run: runs commands of Slurm.
     """
 
     def __init__(
-        self, spec: RunSpec, folder: JobFolder, *, job: str, host: Callable[[], str], port: int, run: Commands
+        self,
+        spec: RunSpec,
+        folder: JobFolder,
+        *,
+        job: str,
+        host: Callable[[], str],
+        port: int,
+        key: str,
+        run: Commands,
     ) -> None:
         self._spec, self._folder, self._job = spec, folder, job
-        self._host, self._port, self._run = host, port, run
+        self._host, self._port, self._key, self._run = host, port, key, run
         self._seen = len(folder.events())
         self._asked: list[JoiningJob] = []
         self._look_at = clock.monotonic() + _LOOK_S
@@ -174,7 +190,9 @@ class NodeGrowth:
         )
         path, script = render_join(self._spec, joining)
         write_atomic(Path(path), script)
-        ident = self._run("sbatch", "--parsable", path, as_new=True).strip().partition(";")[0]
+        words = ("sbatch", "--parsable", "--export=ALL", path)
+        said = self._run(*words, as_new=True, more={RENDEZVOUS_KEY: self._key})
+        ident = said.strip().partition(";")[0]
         job = JoiningJob(ident=ident, nodes=range(first, first + missing))
         self._asked.append(job)
         cause = f"{plural(missing, 'node')} fewer than {self._spec.nodes.most}: job {ident} waits for more"

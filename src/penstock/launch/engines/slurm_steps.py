@@ -14,12 +14,15 @@ from penstock.core.errors import PenstockError, UsageError
 from penstock.core.signals import StopFlag
 from penstock.core.units import plural
 from penstock.launch.attempt import Explain, Work, judged, port_of, rank_environments, rank_processes
+from penstock.launch.elastic_agent import run_elastic_node
 from penstock.launch.engines.slurm_commands import run_slurm
 from penstock.launch.engines.slurm_growth import NodeGrowth
 from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.local import EXIT_STOPPED, run_at
 from penstock.launch.node import address_on, prepare
 from penstock.launch.probe import probe_nics
+from penstock.launch.rendezvous.server import start_server
+from penstock.launch.rendezvous.signed import check_key, new_key
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import FINAL_CODES, Ended
 from penstock.launch.supervisor import supervise_gang
@@ -46,21 +49,21 @@ def supervise(spec: RunSpec, folder: JobFolder, flag: StopFlag) -> int:
     if not folder.has_job() or folder.job().ident != ident:  # Slurm did not answer the submit
         folder.write_job(Job(engine="slurm", ident=ident, host=spec.queue, submitted_at=clock.utc_now()))
     folder.log_event("allocated", cause=f"job {ident} has {nodes}", requeues=int(restart))
-    store = None
+    server = None
+    key = env.take_rendezvous_key() or new_key()
     try:
-        gang = _Steps(folder, ident, restart)
+        gang = _Steps(folder, ident, restart, key=check_key(key, name=env.RENDEZVOUS_KEY))
         if spec.networks:
             gang.host = address_on(spec.networks, probe_nics())
         if spec.nodes.is_elastic:
-            from penstock.launch.elastic_agent import start_store  # torch
-
-            store, gang.store_port = start_store(gang.host)
+            server, gang.rendezvous_port = start_server(spec.nodes, key=key, address=gang.host)
             gang.growth = NodeGrowth(
                 spec,
                 folder,
                 job=ident,
                 host=lambda: gang.host or _address_of(env.variable("SLURMD_NODENAME")),
-                port=gang.store_port,
+                port=gang.rendezvous_port,
+                key=key,
                 run=run_slurm,
             )
         code = supervise_gang(spec, folder, gang, flag, can_requeue=True)
@@ -68,9 +71,9 @@ def supervise(spec: RunSpec, folder: JobFolder, flag: StopFlag) -> int:
             gang.growth.end()
         return code
     finally:
-        if store is not None:
-            store.kill()
-            store.join()
+        if server is not None:
+            server.kill()
+            server.join()
 
 
 def _address_of(node: str) -> str:
@@ -84,11 +87,12 @@ def _address_of(node: str) -> str:
 class _Steps:
     """Attempts as steps of this job."""
 
-    def __init__(self, folder: JobFolder, ident: str, restart: str) -> None:
+    def __init__(self, folder: JobFolder, ident: str, restart: str, *, key: str) -> None:
         self._folder, self._ident, self._restart = folder, ident, restart
         self._step: subprocess.Popen[bytes] | None = None
         self._attempt, self._spec = "", folder.spec()
-        self.store_port, self.host = 0, ""
+        self._key = key
+        self.rendezvous_port, self.host = 0, ""
         self.growth: NodeGrowth | None = None
         self._is_stopping = False
         self._signals: list[subprocess.Popen[bytes]] = []
@@ -96,7 +100,7 @@ class _Steps:
     def start(self, spec: RunSpec, attempt: int) -> None:
         self._spec, self._is_stopping = spec, False
         self._attempt = f"{self._ident}.{self._restart}.{attempt}"
-        port = self.store_port or port_of(int(self._ident), 100 * int(self._restart) + attempt)
+        port = self.rendezvous_port or port_of(int(self._ident), 100 * int(self._restart) + attempt)
         options = [
             "--ntasks-per-node=1",
             f"--ntasks={_num_nodes(spec)}",  # else SLURM_NTASKS counts, of the shell that submitted
@@ -104,6 +108,7 @@ class _Steps:
             f"--wait={_AFTER_FIRST_S}",
             "--input=none",
             "--cpu-bind=none",
+            "--export=ALL",  # the key too, whatever the job itself was given
         ]
         options += ["--no-kill"] if spec.nodes.is_elastic else []
         node = [
@@ -118,7 +123,9 @@ class _Steps:
             str(port),
             *(["--host", self.host] if self.host else []),
         ]
-        self._step = subprocess.Popen(["srun", *options, spec.python, *node], stdin=subprocess.DEVNULL)
+        words = ["srun", *options, spec.python, *node]
+        variables = {**env.variables(""), env.RENDEZVOUS_KEY: self._key}
+        self._step = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=variables)
 
     def poll(self) -> Ended | None:
         self._signals = [one for one in self._signals if one.poll() is None]
@@ -222,18 +229,18 @@ def run_node(
             fix="Type `penstock launch slurm RECIPE`.",
         )
     code, cause = 1, ""
+    key = env.take_rendezvous_key()
     try:
         prepare(spec)
         if spec.nodes.is_elastic:
             signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # until the node handles it
-            from penstock.launch.elastic_agent import run_elastic_node  # torch
-
             code = run_elastic_node(
                 spec,
                 folder,
                 node=first_node + task.node,
                 host=host or task.address,
                 port=port,
+                key=check_key(key, name=env.RENDEZVOUS_KEY),
                 work=work,
                 explain=explain,
                 join_s=_JOIN_S + (2 * round(spec.grace_s) if first_node else 0),  # others save first

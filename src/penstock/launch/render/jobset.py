@@ -31,6 +31,7 @@ NODES = "node"
 """Name of the replicated job. Trainer 2.4 takes at most 20 characters, and knows its own step by this one."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 NODE_VARIABLE = "PENSTOCK_NODE"
+_KEY = "key"
 _LABEL_MAX = 63
 _SUFFIX = len("-xxxxx")  # of a pod
 _FAILURES_PER_NODE = 100
@@ -45,6 +46,24 @@ def host_of(name: str, node: int = 0) -> str:
     'first-node-0-0.first'
     """
     return f"{name}-{NODES}-0-{node}.{name}"
+
+
+def has_key(spec: RunSpec) -> bool:
+    """Return True if pods of a run meet behind a key that they are given: one pod makes its own."""
+    return spec.nodes.most > 1
+
+
+def key_secret(spec: RunSpec, namespace: str, key: str) -> Object:
+    """Return the Secret with the key of a run's rendezvous.
+
+    It is not among the rendered objects, which are shown and compared: who applies them makes the key.
+    """
+    metadata = {"name": _key_name(spec.name), "namespace": namespace, "labels": labels_of(spec.name)}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {_KEY: key}}
+
+
+def _key_name(name: str) -> str:
+    return f"{name}-rendezvous"
 
 
 def longest_name(num_nodes: int) -> int:
@@ -116,6 +135,9 @@ def jobset_spec(spec: RunSpec, pod: PodSpec, attachment: Attachment, *, job_labe
     )
     of_job = {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}}
     template["spec"]["containers"][0]["env"].append({"name": env.JOB, "valueFrom": of_job})
+    if has_key(spec):
+        of_key = {"secretKeyRef": {"name": _key_name(spec.name), "key": _KEY}}
+        template["spec"]["containers"][0]["env"].append({"name": env.RENDEZVOUS_KEY, "valueFrom": of_key})
     if spec.doctor != "skip":  # the report names machines, not pods
         of_node = {"fieldRef": {"fieldPath": "spec.nodeName"}}
         template["spec"]["containers"][0]["env"].append({"name": NODE_VARIABLE, "valueFrom": of_node})
@@ -204,6 +226,9 @@ def settings_of_jobset(spec: RunSpec) -> list[Setting]:
             reason="the first pod, by the headless service that JobSet makes",
         ),
     ]
+    if has_key(spec):
+        reason = "a Secret, made when the run is submitted: without it no node joins the rendezvous"
+        found.append(Setting(name=env.RENDEZVOUS_KEY, value=_key_name(spec.name), reason=reason))
     if spec.nodes.is_elastic:
         reason = "the run is over with the first pod: others may still wait for a node. Kubernetes >= 1.31"
         found.append(Setting(name="successPolicy", value="succeededIndexes 0", reason=reason))

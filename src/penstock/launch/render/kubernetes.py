@@ -79,8 +79,8 @@ POLICY_API, POLICY = "networking.k8s.io/v1", "NetworkPolicy"
 def network_policies(spec: RunSpec, pod: PodSpec) -> tuple[Object, ...]:
     """Return the NetworkPolicy of a run's pods, if there is to be one.
 
-    The store of the rendezvous, and the ports at which ranks meet, have no password, and torch unpickles what
-    stands in a store. So they are for pods of the same run. The policy is of the cluster's own network:
+    The ports at which ranks meet have no password: gloo and NCCL know none. So they are for pods of the same
+    run. The policy is of the cluster's own network:
     Kubernetes knows no other.
     """
     if pod.network_policy == "none":
@@ -100,10 +100,10 @@ def network_policies(spec: RunSpec, pod: PodSpec) -> tuple[Object, ...]:
 
 def _setting_of_policy(pod: PodSpec) -> Setting:
     if pod.network_policy == "none":
-        reason = "--network-policy none: whoever reaches the pods' ports can run code in the run"
+        reason = "--network-policy none: whoever reaches the ports of ranks can disturb the run"
         return Setting(name="NetworkPolicy", value="none", reason=reason)
     opened = "".join(f", port {port} for all" for port in pod.open_ports)
-    reason = "stores by which ranks meet have no password; needs a network plugin that enforces policies"
+    reason = "ports at which ranks meet have no password; needs a network plugin that enforces policies"
     return Setting(name="NetworkPolicy", value=f"pods of this run{opened}", reason=reason)
 
 

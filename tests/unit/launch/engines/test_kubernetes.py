@@ -53,7 +53,11 @@ class FakeCluster:
         completed = [{"type": "Completed", "status": "True"}]
         self.objects["JobSet", name]["status"] = {"conditions": completed}
 
-    def own(self, _found, _owner):
+    def create(self, found):
+        self.objects[found["kind"], found["metadata"]["name"]] = found
+        return True
+
+    def own(self, _found, _owner, **_is_new):
         return True
 
     def delete(self, _api, kind, name, **_grace):
@@ -70,7 +74,7 @@ def submit(cluster, folder, spec):
 def test_a_submitted_run_is_recorded_with_all_that_its_next_size_needs(tmp_path):
     cluster, folder, spec = FakeCluster(), JobFolder(tmp_path / "run"), make_pod_spec()
     assert submit(cluster, folder, spec) == "first"
-    assert cluster.kinds() == ["ConfigMap", "NetworkPolicy", "JobSet"]
+    assert cluster.kinds() == ["Secret", "ConfigMap", "NetworkPolicy", "JobSet"]
     assert (folder.job().ident, folder.spec()) == ("first", spec)
     assert (folder.path / "recipe.toml").read_text() == spec.pod.recipe
 
@@ -137,7 +141,7 @@ def test_an_ended_run_makes_room_only_for_a_job_that_the_server_would_take(tmp_p
         submit(cluster, folder, make_pod_spec(nodes=node_range("5")))
     assert cluster.objects == before
     submit(cluster, folder, make_pod_spec(nodes=node_range("4")))
-    assert cluster.kinds() == ["ConfigMap", "NetworkPolicy", "JobSet"], "and nothing of the trial"
+    assert sorted(cluster.kinds()) == ["ConfigMap", "JobSet", "NetworkPolicy", "Secret"], "and not the trial"
     assert "status" not in cluster.objects["JobSet", "first"]
 
 

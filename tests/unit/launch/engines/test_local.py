@@ -14,7 +14,6 @@ import pytest
 from penstock.core import clock
 from penstock.core.errors import PenstockError
 from penstock.core.signals import StopFlag
-from penstock.launch import elastic_agent
 from penstock.launch.engines import local
 from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.local import EXIT_STOPPED
@@ -47,18 +46,18 @@ def dies(*_):
 
 
 @pytest.fixture
-def store(monkeypatch):
-    """No store of a rendezvous: nodes that do not meet."""
+def no_rendezvous(monkeypatch):
+    """No rendezvous: nodes that do not meet."""
 
-    def start(_address):
+    def start(_nodes, **_):
         process = multiprocessing.get_context("fork").Process(target=stands_still)
         process.start()
         return process, 0
 
-    monkeypatch.setattr(elastic_agent, "start_store", start)
+    monkeypatch.setattr(local, "start_server", start)
 
 
-@pytest.mark.usefixtures("store")
+@pytest.mark.usefixtures("no_rendezvous")
 @pytest.mark.parametrize(
     ("other", "stop_at", "code"),
     [
@@ -86,12 +85,12 @@ def test_a_stopped_elastic_run_has_saved_only_if_every_node_that_was_left_has(
     assert folder.events()[-1]["code"] == code
 
 
-@pytest.mark.usefixtures("store")
+@pytest.mark.usefixtures("no_rendezvous")
 def test_a_node_that_is_told_to_leave_before_it_can_handle_that_leaves_once_it_can(folder, monkeypatch):
     def run_node(*_, **__):
         return EXIT_STOPPED if signal.SIGTERM in signal.sigpending() else 1
 
-    monkeypatch.setattr(elastic_agent, "run_elastic_node", run_node)
+    monkeypatch.setattr(local, "run_elastic_node", run_node)
     monkeypatch.setattr(local, "die_with", lambda _: time.sleep(0.3))  # a slow start on a busy machine
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     flag = StopFlag().install()  # the launcher's, whose handlers its processes inherit

@@ -71,7 +71,7 @@ def grown(monkeypatch):
     monkeypatch.setattr(slurm_growth, "_STORE_LINGERS_S", 0.0)
     said, answers = [], {"squeue": "8\n"}
 
-    def command(*words, is_tried=False, as_new=False):  # noqa: ARG001
+    def command(*words, is_tried=False, as_new=False, more=None):  # noqa: ARG001
         said.append(words)
         answer = answers.get(words[0], "")
         if isinstance(answer, Exception):
@@ -79,7 +79,7 @@ def grown(monkeypatch):
         return answer
 
     spec = SimpleNamespace(nodes=SimpleNamespace(most=3))
-    found = NodeGrowth(spec, Folder([]), job="7", host=str, port=1, run=command)
+    found = NodeGrowth(spec, Folder([]), job="7", host=str, port=1, key="k" * 32, run=command)
     found._asked.append(job("8", 3))
     return found, said, answers
 

@@ -1,5 +1,7 @@
 """How a step of Slurm is started, and how it ended, from what its nodes reported."""
 
+import os
+
 import pytest
 
 from penstock.core.signals import StopFlag
@@ -39,16 +41,18 @@ def test_failures_come_before_stops_and_causes_before_consequences(reports, is_e
 def test_a_step_has_one_task_on_each_node_whatever_the_shell_that_submitted_says(
     command, tmp_path, monkeypatch
 ):
-    command("srun", f'echo "$@" > {tmp_path}/asked')
+    command("srun", f'echo "$@ $PENSTOCK_RENDEZVOUS_KEY" > {tmp_path}/asked')
     monkeypatch.setenv("SLURM_NNODES", "3")
     monkeypatch.setenv("SLURM_NTASKS", "6")
     spec, folder = make_spec(nodes=node_range("2:4")), JobFolder(tmp_path)
     folder.make()
     folder.write_spec(spec)
-    steps = slurm_steps._Steps(folder, "7", "0")
+    steps = slurm_steps._Steps(folder, "7", "0", key="k" * 32)
     steps.start(spec, 0)
     assert steps._step.wait(PATIENCE_S) == 0
     assert (tmp_path / "asked").read_text().startswith("--ntasks-per-node=1 --ntasks=3 ")
+    assert (tmp_path / "asked").read_text().endswith(f" {'k' * 32}\n"), "in its environment only"
+    assert "PENSTOCK_RENDEZVOUS_KEY" not in os.environ
 
 
 @pytest.mark.parametrize("known", [(), ("5",), ("7",)])
