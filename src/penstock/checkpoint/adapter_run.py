@@ -6,7 +6,7 @@ it. A base that was rounded to 8 or 4 bits for tuning is rounded here too: the m
 tuned.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -48,7 +48,7 @@ def base_weights(meta: Meta, *, of: object) -> StartWeights:
             f"{of} is an adapter for the weights in {folder}, which is no folder any more",
             fix="Put it back at that path; a link to another place will do.",
         )
-    start = find_start(folder, step=meta.start_step)
+    start = find_start(folder, step=meta.start_step, ignored_keys=meta.model.ignored_keys)
     if start.identity != meta.start_hash:
         raise CheckpointError(
             f"{of} is an adapter for other weights than those that are in {folder} now",
@@ -148,11 +148,14 @@ def merged_model(saved: SavedCheckpoint, index: CheckpointIndex) -> nn.Module:
     return open_merged(start, meta.model, adapters, base=meta.adapter.base, new_rows=tensors)
 
 
-def open_with_adapter(folder: Path, *, base: Path | None = None) -> tuple[Llama, Path | None]:
+def open_with_adapter(
+    folder: Path, *, base: Path | None = None, ignored_keys: Collection[str] = ()
+) -> tuple[Llama, Path | None]:
     """Open an adapter's base with the adapter merged: float32, on the CPU; and the path of a tokenizer.json.
 
     Args:
         base: folder of the model that it adapts; None: the one that it names.
+        ignored_keys: unknown keys of the base's config.json to pass over, with a warning.
 
     Raises:
         ModelError: the adapter is not one of this model, or names none that is here.
@@ -165,7 +168,7 @@ def open_with_adapter(folder: Path, *, base: Path | None = None) -> tuple[Llama,
             got=named,
             fix="Give the folder of that model with --base.",
         )
-    start = find_start(Path(named))
+    start = find_start(Path(named), ignored_keys=ignored_keys)
     adapters = read_adapter(folder, start.model, base_hash=start.identity)
     new_rows = read_new_rows(folder, start.model)
     num_rows = start.model.vocab_size + max(map(len, new_rows.values()), default=0)

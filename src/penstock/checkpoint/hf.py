@@ -51,17 +51,20 @@ def load_pretrained(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     place: TensorParallelRank = ALONE,
+    ignored_keys: Collection[str] = (),
 ) -> Llama:
     """Open a model folder; the model is in evaluation mode and has its `config`.
 
     Args:
         dtype: dtype of the weights; None: that of most stored numbers.
         place: part of each matrix to read; the model is then that part.
+        ignored_keys: unknown keys of config.json to pass over, with a warning.
 
     Raises:
-        ModelError: weights are missing, unexpected, of the wrong shape, damaged or pickled.
+        ModelError: config.json has an unknown key; weights are missing, unexpected, of the wrong shape,
+            damaged or pickled.
     """
-    whole = read_config(folder)
+    whole = read_config(folder, ignored_keys=ignored_keys)
     family = FAMILIES[whole.model_type]
     names = family.hugging_face_names(whole)
     with unfilled():

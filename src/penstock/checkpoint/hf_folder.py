@@ -1,13 +1,18 @@
 """Hugging Face model folders without their numbers: config, weight files, identity; no torch."""
 
 import hashlib
+import logging
 import os
+from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 
 from penstock.core.config import load_json
 from penstock.core.errors import ConfigError, ModelError
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.hugging_face import config_of
+
+log = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -28,11 +33,14 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file() and not is_hugging_face(folder)
 
 
-def read_config(folder: Path) -> LlamaConfig:
+def read_config(folder: Path, *, ignored_keys: Collection[str] = ()) -> LlamaConfig:
     """Read `config.json`.
 
+    Args:
+        ignored_keys: unknown keys to pass over, with a warning.
+
     Raises:
-        ModelError: no such file, or a model that Penstock does not support.
+        ModelError: no such file, a model that Penstock does not support, or an unknown key.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -42,9 +50,17 @@ def read_config(folder: Path) -> LlamaConfig:
     except ConfigError as error:
         raise ModelError(str(error).removesuffix(".")) from None
     try:
-        return config_of(raw)
+        config = config_of(raw, ignored_keys=ignored_keys)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
+    for key in config.ignored_keys:
+        _warn_of_ignored(path, key)
+    return config
+
+
+@cache  # once for each folder, however often it is read
+def _warn_of_ignored(path: Path, key: str) -> None:
+    log.warning("%s: the key %s is ignored; if the model needs it, its results are wrong", path, key)
 
 
 def names_in_index(index: Path) -> dict[Path, set[str]]:

@@ -1,6 +1,7 @@
 """Starting weights of a run: a Hugging Face folder, or a checkpoint of another run; no torch."""
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,11 +30,12 @@ class StartWeights:
         return str(self.folder if self.saved is None else self.saved)
 
 
-def find_start(folder: Path, *, step: int | None = None) -> StartWeights:
+def find_start(folder: Path, *, step: int | None = None, ignored_keys: Collection[str] = ()) -> StartWeights:
     """Return the weights in a folder: of a Hugging Face model, a run (its newest checkpoint) or a checkpoint.
 
     Args:
         step: step of a run's checkpoint, instead of the newest.
+        ignored_keys: unknown keys of a Hugging Face folder's config.json to pass over, with a warning.
 
     Raises:
         ConfigError: there is no such folder.
@@ -49,9 +51,8 @@ def find_start(folder: Path, *, step: int | None = None) -> StartWeights:
         raise not_a_model(folder)
     folder = folder.absolute()
     if is_hugging_face(folder):
-        return StartWeights(
-            folder=folder, saved=None, model=read_config(folder), identity=identity_of(folder)
-        )
+        model = read_config(folder, ignored_keys=ignored_keys)
+        return StartWeights(folder=folder, saved=None, model=model, identity=identity_of(folder))
     saved = find(folder, step=step)
     model = saved.index().meta.model
     content = saved.place.read(saved.name, INDEX_FILE, 0, saved.place.size(saved.name, INDEX_FILE))

@@ -35,7 +35,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import add_fields, fields_of
+from penstock.cli.options import add_fields, add_ignore_key, fields_of, ignored_keys
 from penstock.cli.progress import Display
 from penstock.cli.streams import complain
 from penstock.core.errors import UsageError
@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run, checkpoint or Hugging Face folder; or two files of results to compare",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_ignore_key(parser)
     text = parser.add_argument_group("text")
     text.add_argument(
         "--corpus",
@@ -156,7 +157,7 @@ def _given_for_tasks(arguments: argparse.Namespace) -> str | None:
     for kind in (EvaluationOptions, EngineConfig):
         defaults = kind()
         for name, value in fields_of(arguments, kind).items():
-            if value != getattr(defaults, name):
+            if value != getattr(defaults, name) and name != "ignored_keys":
                 return f"--{name.replace('_', '-').replace('max-sequences', 'batch')}"
     return "--out" if arguments.out else "--adapter" if arguments.adapter else None
 
@@ -241,7 +242,8 @@ def _run_text(path: Path, arguments: argparse.Namespace) -> int:
     )
 
     recipe = recipe_of(path)
-    opened = open_for_scoring(path, compute=arguments.compute or (recipe.compute if recipe else "float32"))
+    compute = arguments.compute or (recipe.compute if recipe else "float32")
+    opened = open_for_scoring(path, compute=compute, ignored_keys=ignored_keys(arguments))
     scores: dict[str, Score] = {}
     rows = 0
     with Display() as display:

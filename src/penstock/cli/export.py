@@ -23,6 +23,7 @@ from penstock.checkpoint.find import SavedCheckpoint, find
 from penstock.checkpoint.hf_folder import ADAPTER_CONFIG, is_adapter, is_hugging_face
 from penstock.checkpoint.layout import Meta
 from penstock.checkpoint.start import find_start, text_folder
+from penstock.cli.options import add_ignore_key, ignored_keys
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import TOKENIZER_FILE
 from penstock.core.units import mib, si
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=_DTYPES, help="dtype of the written weights; default: bf16; of adapters, theirs"
     )
+    add_ignore_key(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -121,7 +123,9 @@ def _export_adapter(saved: SavedCheckpoint, arguments: argparse.Namespace) -> in
 def _base_of(meta: Meta) -> str:
     """Return the folder of an adapter's base: of a run the checkpoint, as the run may go on."""
     try:
-        return str(find_start(Path(meta.start_from), step=meta.start_step))
+        return str(
+            find_start(Path(meta.start_from), step=meta.start_step, ignored_keys=meta.model.ignored_keys)
+        )
     except PenstockError:  # it is gone; an adapter can be written all the same
         return meta.start_from
 
@@ -146,9 +150,13 @@ def _export_model(arguments: argparse.Namespace, *, merges: bool) -> int:
     if merges:
         from penstock.checkpoint.adapter_run import open_with_adapter
 
-        model, tokenizer_path = open_with_adapter(arguments.checkpoint, base=arguments.base)
+        model, tokenizer_path = open_with_adapter(
+            arguments.checkpoint, base=arguments.base, ignored_keys=ignored_keys(arguments)
+        )
     else:
-        model, tokenizer_path = open_model(arguments.checkpoint, step=arguments.step)
+        model, tokenizer_path = open_model(
+            arguments.checkpoint, step=arguments.step, ignored_keys=ignored_keys(arguments)
+        )
     dtype = arguments.dtype or "bf16"
     files: dict[str, str] = {}
     eos_id: int | list[int] | None = None

@@ -191,6 +191,18 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
     engine = parser.add_argument_group("engine")
     engine.add_argument("--adapter", type=Path, metavar="FOLDER", help="a LoRA adapter of this model")
     add_fields(engine, EngineConfig, *MODEL_FIELDS)
+    add_ignore_key(engine)
+
+
+def add_ignore_key(group: argparse._ActionsContainer) -> None:
+    """Declare --ignore-key, for all commands that open a Hugging Face folder."""
+    add_fields(group, EngineConfig, ignored_keys="--ignore-key")
+
+
+def ignored_keys(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Return the values of --ignore-key."""
+    keys: tuple[str, ...] = fields_of(arguments, EngineConfig)["ignored_keys"]
+    return keys
 
 
 def params_of(arguments: argparse.Namespace) -> Params:

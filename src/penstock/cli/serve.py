@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from penstock.cli.options import MODEL_FIELDS, add_fields, fields_of
+from penstock.cli.options import MODEL_FIELDS, add_fields, add_ignore_key, fields_of
 from penstock.core import clock, env
 from penstock.core.errors import UsageError
 from penstock.core.listen import is_loopback, open_socket
@@ -59,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     set_up(verbose=arguments.verbose)
     env.raise_descriptor_limit()
     from penstock.engine.llm import LLM  # torch, which a help text does without
+    from penstock.engine.model_runner.open import open_config
     from penstock.serve.app import build_service
     from penstock.serve.state import API_SAMPLING, recommended_sampling
 
@@ -71,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
             created=int(clock.unix_seconds()),
             sampling=API_SAMPLING if arguments.api_sampling else recommended_sampling(llm.text_processor),
             splits_reasoning=arguments.split_reasoning,
+            ignored_keys=open_config(arguments.path, ignored_keys=config.ignored_keys).ignored_keys,
         )
         started = _started(llm, service, config, host=arguments.host, port=sock.getsockname()[1])
         return _serve(service, rules, started, arguments=arguments, sock=sock)
@@ -113,6 +115,7 @@ def _started(
         "pid": os.getpid(),
         "model": served.name,
         "adapters": list(served.adapters),
+        "ignored_keys": list(served.ignored_keys),
         "weights": config.weights,
         "cache": config.cache,
         "tensor_parallel": config.tensor_parallel,
@@ -133,7 +136,7 @@ def _say_started(started: dict[str, object], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(started), flush=True)
         return
-    for name in ("model", "adapters", "weights", "tensor_parallel", "drafts"):
+    for name in ("model", "adapters", "ignored_keys", "weights", "tensor_parallel", "drafts"):
         if started[name] not in ([], 1, "off"):
             value = started[name]
             print(f"{name:<16}{', '.join(value) if isinstance(value, list) else value}")
@@ -259,6 +262,7 @@ def _add_chat_arguments(group: argparse._ArgumentGroup) -> None:
 
 def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
     add_fields(group, EngineConfig, *MODEL_FIELDS, "compile", "tensor_parallel")
+    add_ignore_key(group)
     group.add_argument(
         "--adapter",
         action="append",

@@ -19,11 +19,11 @@ terminal after saving
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.options import add_fields, fields_of
+from penstock.cli.options import add_fields, add_ignore_key, fields_of, ignored_keys
 from penstock.cli.progress import Display
 from penstock.cli.streams import complain
 from penstock.core.signals import StopFlag
@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sequence-length", type=int, metavar="N", help="tokens per row; default: the context, at most 512"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_ignore_key(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,7 +74,7 @@ def _train(arguments: argparse.Namespace, flag: StopFlag) -> "AcceptanceReport |
     from penstock.train.speculator.run import check, train_speculator
     from penstock.train.speculator.writer import writer
 
-    opened = open_for_scoring(arguments.path, compute="float32")
+    opened = open_for_scoring(arguments.path, compute="float32", ignored_keys=ignored_keys(arguments))
     base = opened.model.requires_grad_(False)
     made_with = open_corpus(arguments.data).manifest.tokenizer
     if opened.tokenizer is not None and made_with not in (None, opened.tokenizer.fingerprint):
@@ -83,7 +84,9 @@ def _train(arguments: argparse.Namespace, flag: StopFlag) -> "AcceptanceReport |
         )
     training = _training(arguments, context=base.config.max_position_embeddings)
     check(base, arguments.out, training)
-    engine = build_engine(arguments.path, _engine_config(training))
+    engine = build_engine(
+        arguments.path, replace(_engine_config(training), ignored_keys=ignored_keys(arguments))
+    )
     try:
         with Display() as display:
 

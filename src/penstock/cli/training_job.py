@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from penstock.cli.options import add_ignore_key, ignored_keys
 from penstock.cli.streams import complain, explain
 from penstock.core.env import ranks
 from penstock.core.signals import StopFlag
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a recipe key"
     )
+    add_ignore_key(parser)
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="processes on this machine")
     parser.add_argument(
         "--dry-run", action="store_true", help="print the resolved recipe and what follows from it, then stop"
@@ -44,7 +46,10 @@ def run_recipe(arguments: argparse.Namespace, *, tunes: bool) -> int:
         ConfigError: the recipe is for the other command.
     """
     flag = StopFlag().install()  # before torch is imported: a scheduler may ask only once
-    raw = read_recipe(arguments.recipe, arguments.set)
+    settings = arguments.set
+    if ignored := ignored_keys(arguments):
+        settings = [*settings, f"model.ignored_keys={json.dumps(ignored)}"]
+    raw = read_recipe(arguments.recipe, settings)
     check_command(raw, tunes=tunes)
     config = build_recipe(raw)
     if arguments.dry_run:

@@ -64,6 +64,12 @@ class EngineConfig:
     or the result of a tool, can then write any turn; False: they are plain text."""
     adapters: Mapping[str, Path | str] = field(default_factory=dict)
     """Adapter name in a request -> folder of the LoRA adapter."""
+    ignored_keys: tuple[str, ...] = ()
+    """Key of a Hugging Face folder's `config.json` to pass over, with a warning, though Penstock does not
+    read it.
+
+    Other keys that it does not know are refused, because they may change what the model computes. A key
+    inside another is written `rope_scaling.NAME`."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for values that no engine can be built with."""

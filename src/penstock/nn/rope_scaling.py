@@ -12,7 +12,8 @@ Four published rules, with the field names of Hugging Face's `rope_parameters`:
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from itertools import chain
+from typing import Any, Literal, cast
 
 from penstock.core.checks import is_number
 from penstock.core.errors import ConfigError, ModelError, nearest
@@ -76,49 +77,83 @@ _FIELDS: dict[RopeType, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
+_THETA = 10_000.0
+_OF_ANY_RULE = {"rope_type", "type", "rope_theta", "partial_rotary_factor"} | {
+    _ORIGINAL,  # transformers writes it for every rule and reads it for two
+    "finetuned",  # in the first models with yarn; not used
+}
+ROPE_KEYS = _OF_ANY_RULE.union(["factor"], *(chain(*both) for both in _FIELDS.values()))
+"""Keys of `rope_parameters` that are read."""
+
+
 def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:  # Any: JSON
     """Read the base and the scaling from a `config.json`, as transformers 4 or 5 writes them.
 
+    The rule is `rope_scaling` if there is one, else `rope_parameters`. Its base precedes a `rope_theta`
+    beside it, and the `original_max_position_embeddings` beside it precedes its own, as in transformers.
+
     Raises:
-        ModelError: an unsupported rule, or a number out of range.
+        ModelError: an unsupported rule, an unknown key, or a number out of range.
     """
     parameters, scaling = (_rule(raw, name) for name in ("rope_parameters", "rope_scaling"))
-    # a hand-added rope_scaling takes precedence over the rope_parameters of transformers 5, as it does there
-    scaling = scaling or parameters
-    theta = scaling.pop("rope_theta", None) or parameters.get("rope_theta") or raw.get("rope_theta")
-    rotated = scaling.pop("partial_rotary_factor", None) or raw.get("partial_rotary_factor") or 1.0
+    found, where = (scaling, "rope_scaling") if scaling else (parameters, "rope_parameters")
+    theta = _number("rope_theta", _theta(raw, found, parameters))
+    rotated = found.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0
     if rotated != 1.0:
         raise ModelError(
             "Rotating a part of each head (partial_rotary_factor) is not supported",
             got=rotated,
             fix="Take a model that rotates whole heads, as Llama, Granite, Mistral and Qwen do.",
         )
-    scaling.pop("finetuned", None)  # in the first models with yarn; not used
-    older_name = scaling.pop("type", None)
-    rule = scaling.pop("rope_type", None) or older_name or "default"
-    theta = 10_000.0 if theta is None else _number("rope_theta", theta)
+    rule = found.get("rope_type") or found.get("type") or "default"
+    if rule != "default" and rule not in _FIELDS:
+        raise ModelError("Unknown rope_type", got=rule, fix=nearest(str(rule), ["default", *_FIELDS]))
+    own = {"factor", *chain(*_FIELDS[rule])} if rule in _FIELDS else ROPE_KEYS
+    foreign = sorted(key for key in found.keys() - own - _OF_ANY_RULE if found[key] is not None)
+    if foreign:
+        options = " ".join(f"--ignore-key {where}.{key}" for key in foreign if key not in ROPE_KEYS)
+        raise ModelError(
+            f"Unsupported {where} of {rule}",
+            got={key: found[key] for key in foreign},
+            fix="docs/explanation/models.md names what is read."
+            + (f" If the model does not need the rest, open the folder with {options}." if options else ""),
+        )
     if rule == "default":
         return theta, None
-    if rule not in _FIELDS:
-        raise ModelError("Unknown rope_type", got=rule, fix=nearest(str(rule), ["default", *_FIELDS]))
-    if rule in ("linear", "dynamic"):
-        scaling.pop(_ORIGINAL, None)  # transformers writes it for every rule and reads it for two
-    else:
-        scaling.setdefault(_ORIGINAL, raw.get("max_position_embeddings"))
-    given = {name: value for name, value in scaling.items() if value is not None}
-    unknown = sorted(set(given) - {"factor", *_FIELDS[rule][0], *_FIELDS[rule][1]})
-    if unknown or "factor" not in given:
-        raise ModelError(
-            f"Unsupported rope_parameters of {rule}",
-            got=unknown or "no factor",
-            fix="docs/explanation/models.md names what is read.",
-        )
+    given = {key: found[key] for key in own if found.get(key) is not None}
+    if "truncate" in found:
+        given["truncate"] = bool(found["truncate"])
+    if _ORIGINAL in own:
+        given[_ORIGINAL] = raw.get(_ORIGINAL) or given.get(_ORIGINAL) or raw.get("max_position_embeddings")
+    if "factor" not in given:
+        raise ModelError(f"{where} of {rule} has no factor", fix="Add the factor of the trained model.")
     for name in given.keys() - {"truncate"}:
         _number(name, given[name])
     try:
-        return theta, RopeScaling(rope_type=rule, **given)
+        return theta, RopeScaling(rope_type=cast(RopeType, rule), **given)
     except ConfigError as error:
         raise ModelError(f"config.json describes no model that can be built: {error}") from error
+
+
+def _theta(
+    raw: Mapping[str, Any],
+    found: Mapping[str, Any],
+    parameters: Mapping[str, Any],  # Any: JSON
+) -> object:
+    """Return the base that transformers takes.
+
+    Raises:
+        ModelError: the only base given is in `rope_parameters`, which transformers drops for `rope_scaling`.
+    """
+    given = found.get("rope_theta") or raw.get("rope_theta")
+    dropped = parameters.get("rope_theta")
+    if given is None and dropped not in (None, _THETA):
+        raise ModelError(
+            "rope_scaling has no rope_theta, and transformers does not read the one of rope_parameters then",
+            got=dropped,
+            fix=f'Write "rope_theta": {dropped} into rope_scaling.',
+        )
+    return _THETA if given is None else given
 
 
 def _rule(raw: Mapping[str, Any], key: str) -> dict[str, Any]:  # Any: JSON

@@ -54,6 +54,7 @@ def build_service(
     created: int,
     sampling: Sampling,
     splits_reasoning: bool,
+    ignored_keys: tuple[str, ...] = (),
 ) -> AppState:
     """Return the state of the application for a model; the caller closes it.
 
@@ -64,6 +65,7 @@ def build_service(
         created: Unix time of the start, in seconds.
         sampling: defaults for values that requests leave out.
         splits_reasoning: chat answers have the model's reasoning in `reasoning_content`.
+        ignored_keys: keys of config.json that were passed over.
     """
     metrics = Metrics(llm.thread.stats)
     model = ModelInfo(
@@ -76,6 +78,7 @@ def build_service(
         created=created,
         sampling=sampling,
         splits_reasoning=splits_reasoning,
+        ignored_keys=ignored_keys,
     )
     present = [model]
     for adapter in adapters:

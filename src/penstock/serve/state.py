@@ -58,6 +58,8 @@ class ModelInfo:
     """Defaults for values that requests leave out."""
     splits_reasoning: bool = False
     """True if chat answers have the reasoning in `reasoning_content`."""
+    ignored_keys: tuple[str, ...] = ()
+    """Keys of the model's config.json that were passed over, though Penstock does not read them."""
 
     def of(self, model: str | None) -> "ModelInfo":
         """Return the adapter that a request's `model` names; this model if it names none.

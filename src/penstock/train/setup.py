@@ -142,7 +142,7 @@ def start_weights(
     }
 
     def load() -> None:
-        start = find_start(Path(run.start_from), step=run.start_step)
+        start = find_start(Path(run.start_from), step=run.start_step, ignored_keys=config.model.ignored_keys)
         if start.identity != run.start_hash:
             raise ConfigError(
                 f"The weights in {start} have changed since they were named: they are {start.identity}",

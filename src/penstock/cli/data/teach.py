@@ -8,6 +8,7 @@ interrupted goes on when the command is given again.
 import argparse
 from pathlib import Path
 
+from penstock.cli.options import add_ignore_key, ignored_keys
 from penstock.cli.progress import Display
 from penstock.core.errors import ConfigError, UsageError
 
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="float32",
         help="dtype of the teacher's computation; default: float32",
     )
+    add_ignore_key(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,7 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
     if not 0 < arguments.temperature < float("inf"):
         raise UsageError("--temperature must be above 0", got=arguments.temperature)
     corpus = open_corpus(arguments.corpus)
-    opened = open_for_scoring(arguments.model, compute=arguments.compute)
+    opened = open_for_scoring(
+        arguments.model, compute=arguments.compute, ignored_keys=ignored_keys(arguments)
+    )
     context = opened.model.config.max_position_embeddings
     length = arguments.sequence_length or min(context, _LONGEST_ROW)
     if not 2 <= length <= context:
@@ -81,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
             corpus,
             opened.model,
             arguments.out,
-            identity=find_start(arguments.model).identity,
+            identity=find_start(arguments.model, ignored_keys=ignored_keys(arguments)).identity,
             k=arguments.top_k,
             temperature=arguments.temperature,
             length=length,

@@ -1,5 +1,6 @@
 """Open a model for inference: a Hugging Face folder, or a Penstock run or checkpoint."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from penstock.checkpoint.find import find
@@ -12,26 +13,33 @@ from penstock.models.llama.model import Llama
 from penstock.models.llama.tensor_slices import ALONE, TensorParallelRank
 
 
-def open_config(path: Path) -> LlamaConfig:
+def open_config(path: Path, *, ignored_keys: Collection[str] = ()) -> LlamaConfig:
     """Return the config of the model in a folder; raises as `open_model` does."""
     _check_folder(path)
-    return read_config(path) if is_hugging_face(path) else find(path).index().meta.model
+    if is_hugging_face(path):
+        return read_config(path, ignored_keys=ignored_keys)
+    return find(path).index().meta.model
 
 
-def identity_of_model(path: Path) -> str:
+def identity_of_model(path: Path, *, ignored_keys: Collection[str] = ()) -> str:
     """Return the identity of the weights in a folder, as run.start_hash has it; raises as `open_model`
     does."""
-    return find_start(path).identity
+    return find_start(path, ignored_keys=ignored_keys).identity
 
 
 def open_model(
-    path: Path, *, step: int | None = None, place: TensorParallelRank = ALONE
+    path: Path,
+    *,
+    step: int | None = None,
+    place: TensorParallelRank = ALONE,
+    ignored_keys: Collection[str] = (),
 ) -> tuple[Llama, Path | None]:
     """Return the model, in evaluation mode on the CPU, and the path of its tokenizer.json or None.
 
     Args:
         step: step of the run's checkpoint; None: the newest.
         place: tensor-parallel rank; the model is then that rank's shard.
+        ignored_keys: unknown keys of a Hugging Face folder's config.json to pass over, with a warning.
 
     Raises:
         UsageError: the folder does not exist.
@@ -40,13 +48,14 @@ def open_model(
     _check_folder(path)
     if is_hugging_face(path):
         tokenizer = path / "tokenizer.json"
-        return load_pretrained(path, place=place), tokenizer if tokenizer.is_file() else None
+        model = load_pretrained(path, place=place, ignored_keys=ignored_keys)
+        return model, tokenizer if tokenizer.is_file() else None
     # imported here: reading checkpoints loads torch.distributed, which a Hugging Face folder does not need
     from penstock.checkpoint.open_model import open_model as open_checkpoint
 
-    model, found = open_checkpoint(path, step=step, place=place)
-    assert isinstance(model, Llama), type(model)
-    return model, found
+    opened, found = open_checkpoint(path, step=step, place=place)
+    assert isinstance(opened, Llama), type(opened)
+    return opened, found
 
 
 def _check_folder(path: Path) -> None:

@@ -97,7 +97,7 @@ def open_source(
         _check_sizes(folder, speculator, base)
         return speculator.to(device)
     try:
-        model, own_tokenizer = open_model(folder)
+        model, own_tokenizer = open_model(folder, ignored_keys=config.ignored_keys)
     except UsageError as error:
         raise ConfigError(f"drafts: {error}") from None
     _check_tokens(folder, model.config, own_tokenizer, base, tokenizer)

@@ -23,7 +23,7 @@ def start_others(path: Path, config: EngineConfig) -> RankProcesses:
     Raises:
         UsageError: the model cannot be split over that many ranks.
     """
-    check_ranks(open_config(path), config.tensor_parallel)
+    check_ranks(open_config(path, ignored_keys=config.ignored_keys), config.tensor_parallel)
     job = {"path": str(path), "config": asdict(config)}
     return RankProcesses.start(dict.fromkeys(range(1, config.tensor_parallel), job))
 

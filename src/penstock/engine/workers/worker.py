@@ -88,7 +88,7 @@ def _change_adapters(runner: "Runner", *, name: str, folder: str | None) -> None
 
 def _config(raw: dict[str, Any]) -> EngineConfig:  # Any: JSON
     adapters = {name: Path(folder) for name, folder in raw["adapters"].items()}
-    return EngineConfig(**{**raw, "adapters": adapters})
+    return EngineConfig(**{**raw, "adapters": adapters, "ignored_keys": tuple(raw["ignored_keys"])})
 
 
 def _fail(pipe: Connection, why: str) -> int:

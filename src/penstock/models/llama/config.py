@@ -54,6 +54,9 @@ class LlamaConfig:
     """Granite: factor on the outputs of attention and feed-forward layers."""
     logits_scaling: float = 1.0
     """Granite: divisor of the logits."""
+    ignored_keys: tuple[str, ...] = ()
+    """Keys of the start folder's `config.json` to pass over, with a warning, though Penstock does not read
+    them; `--ignore-key` adds one. Other keys that it does not know are refused."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for impossible shapes and fields of other families."""
@@ -89,7 +92,7 @@ class LlamaConfig:
 
     def _check_family(self) -> None:
         for name, neutral in NEUTRAL.items():
-            if getattr(self, name) != neutral and name not in self.family.fields:
+            if getattr(self, name) != neutral and name not in self.family.keys:
                 raise ConfigError(
                     f"{name} is not supported by {self.model_type} models",
                     got=getattr(self, name),

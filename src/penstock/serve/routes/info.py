@@ -194,6 +194,8 @@ class Model(Reply):
     """The base model; differs from `id` for an adapter."""
     max_model_len: int
     """Maximum tokens of prompt and answer together."""
+    ignored_keys: list[str]
+    """Keys of the model's config.json that were passed over by --ignore-key."""
 
 
 class Models(Reply):
@@ -218,7 +220,13 @@ async def model(model: str, request: Request) -> Model:
 
 
 def _model(name: str, served: ModelInfo) -> Model:
-    return Model(id=name, created=served.created, root=served.name, max_model_len=served.context)
+    return Model(
+        id=name,
+        created=served.created,
+        root=served.name,
+        max_model_len=served.context,
+        ignored_keys=list(served.ignored_keys),
+    )
 
 
 page_router = APIRouter(include_in_schema=False)

@@ -5,7 +5,7 @@ logged. Of other corpora every row is scored, or the first ones of a shuffled pa
 the whole.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,17 +68,18 @@ def recipe_of(path: Path) -> TrainConfig | None:
     return configs.build(TrainConfig, raw) if "run" in raw else None  # Hugging Face uses the file name too
 
 
-def open_for_scoring(path: Path, *, compute: str) -> OpenedModel:
+def open_for_scoring(path: Path, *, compute: str, ignored_keys: Collection[str] = ()) -> OpenedModel:
     """Open a run, a checkpoint or a Hugging Face folder, on the GPU if there is one.
 
     Args:
         compute: "float32" or "bfloat16".
+        ignored_keys: as in `open_model`.
 
     Raises:
         UsageError: the folder does not exist.
         ModelError, CheckpointError: the folder has no model that can be opened.
     """
-    model, file = open_model(path)
+    model, file = open_model(path, ignored_keys=ignored_keys)
     device = accelerator.choose()
     moved = model.to(device=device, dtype=getattr(torch, compute))
     return OpenedModel(model=moved, tokenizer=None if file is None else Tokenizer.load(file), device=device)

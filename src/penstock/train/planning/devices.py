@@ -20,7 +20,7 @@ from penstock.train.recipe.config import TrainConfig, on_machines
 from penstock.train.recipe.data_config import DataConfig
 from penstock.train.recipe.load import check_sections
 from penstock.train.recipe.planned_changes import check_rows
-from penstock.train.recipe.start import with_start
+from penstock.train.recipe.start import OF_START, with_start
 from penstock.train.recipe.usual_names import usual_names_explained
 
 ASSUMED_VOCABULARY = 32_768
@@ -105,7 +105,12 @@ def _preset_of_missing_start(raw: Raw) -> str | None:
     """
     run = raw.get("run")
     folder = run.get("start_from") if isinstance(run, dict) else None
-    if not isinstance(folder, str) or not folder or raw.get("model") or Path(folder).exists():
+    if (
+        set(raw.get("model") or {}) - OF_START
+        or not isinstance(folder, str)
+        or not folder
+        or Path(folder).exists()
+    ):
         return None
     return preset_named(Path(folder).name)
 

@@ -14,7 +14,7 @@ from penstock.data.corpus.open import has_tokenizer, vocab_size_of
 from penstock.models.presets import expanded
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.data_config import DataConfig
-from penstock.train.recipe.start import grown, with_start
+from penstock.train.recipe.start import OF_START, grown, with_start
 from penstock.train.recipe.usual_names import usual_names_explained
 
 
@@ -78,7 +78,7 @@ def check_command(raw: Raw, *, tunes: bool) -> None:
         )
 
 
-_USUAL_MODEL, _USUAL_VOCABULARY = "llama-3.1-8b", 32_000
+_USUAL_MODEL, _USUAL_VOCABULARY = "llama3.1-8b", 32_000
 
 
 @usual_names_explained()
@@ -113,8 +113,8 @@ def build_for_others(raw: Raw) -> TrainConfig:
     check_sections(raw)
     data, model = raw.get("data"), raw.get("model")
     run = raw.get("run")
-    if model is None and isinstance(run, dict) and run.get("start_from"):
-        model = {"preset": _USUAL_MODEL}
+    if isinstance(run, dict) and run.get("start_from") and not set(model or {}) - OF_START:
+        model = {"preset": _USUAL_MODEL, **(model or {})}
     if isinstance(data, dict) and isinstance(model, dict):
         longest = config.build(DataConfig, data, where="data").longest
         usual = {"vocab_size": _USUAL_VOCABULARY, "max_position_embeddings": longest}

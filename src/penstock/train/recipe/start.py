@@ -4,7 +4,7 @@ A folder of a run means its newest checkpoint at the first start; that step is k
 config.json, so that the start stays the same while the other run goes on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ ROUNDED_TO = 64
 """A grown vocabulary is rounded up to a multiple of this, so that any usual number of ranks divides it."""
 
 
+OF_START = frozenset({"ignored_keys"})
+"""Keys of [model] that a recipe with run.start_from may have: the others are those of the folder."""
+
 _PINNED = ("start_hash", "start_step", "start_vocab_size")
 """Keys of [run] that describe the starting weights."""
 
@@ -34,28 +37,38 @@ def with_start(raw: Raw) -> Raw:
         ConfigError: there is a [model] too, no such folder, or its weights are not those of `run.start_hash`.
         ModelError, CheckpointError: the folder has no weights that can be opened.
     """
-    run = raw.get("run")
+    run, given = raw.get("run"), raw.get("model") or {}
     if not isinstance(run, dict) or not run.get("start_from"):
+        if given.get("ignored_keys"):
+            raise ConfigError(
+                "model.ignored_keys is about the folder of run.start_from, and there is none",
+                got=given["ignored_keys"],
+                fix="Leave it out, or set run.start_from.",
+            )
         return raw
     folder = run["start_from"]
     if not isinstance(folder, str):
         raise ConfigError("run.start_from must be text", got=folder, fix="Write the path in quotes.")
-    if raw.get("model"):
+    if given.keys() - OF_START:
         raise ConfigError(
             "run.start_from and [model] are both given, and the model is that of the folder",
             got=folder,
             fix="Remove [model], or run.start_from to train from random weights.",
         )
+    ignored = given.get("ignored_keys", [])
+    if not isinstance(ignored, list) or not all(isinstance(key, str) for key in ignored):
+        fix = 'Write ignored_keys = ["NAME"].'
+        raise ConfigError("model.ignored_keys must be a list of texts", got=ignored, fix=fix)
     run = {**run, "start_from": str(Path(folder).absolute())}
     before = _kept(run)
     if before is not None and _is_gone(run, before["run"]):  # its weights are in the run's own checkpoints
         return {**raw, "run": {**run, **_pin(before["run"])}, "model": before["model"]}
-    start = start_of(run, before)
-    given = run.get("start_hash") or start.identity
-    if given != start.identity:
+    start = start_of(run, before, ignored_keys=ignored)
+    known = run.get("start_hash") or start.identity
+    if known != start.identity:
         raise ConfigError(
             f"The weights in {start} are not those that run.start_hash names: they are {start.identity}",
-            got=given,
+            got=known,
             fix="Restore the folder, or remove run.start_hash.",
         )
     step = None if start.saved is None else start.saved.index().meta.step
@@ -67,11 +80,17 @@ def with_start(raw: Raw) -> Raw:
     return {**raw, "run": {**run, **pin}, "model": config.dump(start.model)}
 
 
-def start_of(run: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> StartWeights:
+def start_of(
+    run: Mapping[str, Any],
+    before: Mapping[str, Any] | None = None,
+    *,
+    ignored_keys: Collection[str] = (),
+) -> StartWeights:
     """Return the starting weights that a [run] section names.
 
     Args:
         before: resolved recipe of the previous start of this run, if that had the same folder.
+        ignored_keys: unknown keys of the folder's config.json to pass over, with a warning.
 
     Raises:
         ConfigError: the folder is a run that is still training, and no step of it is named.
@@ -88,7 +107,7 @@ def start_of(run: Mapping[str, Any], before: Mapping[str, Any] | None = None) ->
             fix=f"Wait for it, or `penstock export {folder} --out FOLDER` and start from FOLDER: its own "
             "checkpoints are removed as it goes on. run.start_step = N takes one of them as it is.",
         )
-    start = find_start(folder, step=step)
+    start = find_start(folder, step=step, ignored_keys=ignored_keys)
     refuse_adapter(start)
     return start
 

@@ -14,7 +14,7 @@ from penstock.core.errors import CheckpointError, ConfigError, ModelError
 from penstock.data.corpus.manifest import load_manifest, save_manifest
 from penstock.testing.corpora import write_corpus
 from penstock.train.planning.devices import config_of
-from penstock.train.recipe.load import build_recipe
+from penstock.train.recipe.load import build_for_others, build_recipe
 from tests.tiny_models import CONFIGS, save_tiny_model
 
 
@@ -55,6 +55,25 @@ def test_a_file_whose_header_is_beyond_its_end_is_refused(tmp_path, model, conte
 def test_a_model_section_beside_it_is_refused(tmp_path, model):
     with pytest.raises(ConfigError, match=r"start_from and \[model\] are both given.*Remove \[model\]"):
         build_recipe({**recipe(tmp_path, model), "model": {"preset": "llama3-8b"}})
+
+
+def test_a_key_that_is_not_read_is_ignored_where_the_recipe_says_so(tmp_path, model):
+    folder = shutil.copytree(model, tmp_path / "model")
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, "mup_scale": 0.5}))
+    with pytest.raises(ModelError, match=r"does not read: mup_scale = 0\.5\. .*--ignore-key mup_scale"):
+        build_recipe(recipe(tmp_path, folder))
+    ignoring = {**recipe(tmp_path, folder), "model": {"ignored_keys": ["mup_scale", "of_another"]}}
+    built = build_recipe(ignoring)
+    assert built.model.ignored_keys == ("mup_scale",)
+    assert config.build(type(built), config.dump(built)) == built
+    assert config_of(ignoring)[0].model == built.model
+    assert build_for_others(ignoring).model.ignored_keys == ("mup_scale", "of_another")
+    with pytest.raises(ConfigError, match="must be a list of texts"):
+        build_recipe({**ignoring, "model": {"ignored_keys": "mup_scale"}})
+    del ignoring["run"]["start_from"]
+    with pytest.raises(ConfigError, match=r"about the folder of run\.start_from, and there is none"):
+        build_recipe(ignoring)
 
 
 def test_rows_longer_than_the_models_context_are_refused(tmp_path, model):
