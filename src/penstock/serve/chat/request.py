@@ -41,7 +41,7 @@ def chat_request(body: ChatRequest, use: ToolUse, service: AppState, *, client: 
     grammar = grammar_of_answer(
         use,
         wanted_form(body),
-        form=call_form(template.tool_source or template.source or ""),
+        form=call_form(template),
         added=added,
         several=body.parallel_tool_calls is not False,
     )
@@ -50,7 +50,7 @@ def chat_request(body: ChatRequest, use: ToolUse, service: AppState, *, client: 
         max_tokens=body.max_tokens or body.max_completion_tokens,
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         grammar=grammar,
-        stop_texts=template.stop_texts,
+        stop_texts=template.stop_texts if grammar is None else (),
         shown_ids=frozenset(added[mark] for mark in marks if mark in added),
         prompt_key="messages",
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock.core.errors import UsageError
 from penstock.engine.sampling import grammar_text
 from penstock.serve.chat.tool_parsers import JSON_FORMS, Form
-from penstock.serve.chat.tools import ToolUse
+from penstock.serve.chat.tools import ToolUse, Unmarked
 from penstock.serve.errors import ApiError, api_error_of
 from penstock.serve.schema.base import (
     ANY_JSON,
@@ -22,6 +22,8 @@ from penstock.serve.schema.base import (
     StructuredOutputs,
     TextFormat,
 )
+from penstock.serve.schema.chat import Function
+from penstock.text.chat_template import ChatTemplate
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +96,21 @@ _ANY_OBJECT = {"type": "object"}
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def call_form(template: str) -> Form | None:
+def call_form(template: ChatTemplate) -> Form | None:
     """Return the JSON format of tool calls that a chat template teaches the model; None: none."""
-    return next((form for form in JSON_FORMS if form.begin in template), None)
+    source = template.tool_source or template.source or ""
+    return next((form for form in JSON_FORMS if form.begin in source), None)
+
+
+def unmarked_json(grammar: str | None, use: ToolUse, form: Form | None) -> Unmarked:
+    """Return what JSON without the markers of a call is in an answer.
+
+    Args:
+        grammar, form: grammar of the answer, and the format of calls with which it was made.
+    """
+    if grammar is None or use.must_call:
+        return "calls"
+    return "calls or content" if form is None else "content"
 
 
 def grammar_of_answer(
@@ -121,7 +135,7 @@ def grammar_of_answer(
     if may_have_form:
         grammar_of(wanted)  # reports errors of the format under its own key
     instead = _schema_of(wanted) if may_have_form else None
-    parameters = {tool.function.name: tool.function.parameters or _NO_ARGUMENTS for tool in use.allowed}
+    parameters = {tool.function.name: _arguments_of(tool.function) for tool in use.allowed}
     try:
         if use.forced is not None:
             return grammar_text.json_schema(parameters[use.forced])
@@ -138,6 +152,20 @@ def grammar_of_answer(
         )
     except UsageError as error:
         raise api_error_of(error, param="tools") from None
+
+
+def _arguments_of(function: Function) -> dict[str, ANY_JSON]:
+    """Return the schema of a function's arguments, which are an object even where its schema takes others."""
+    schema = function.parameters or _NO_ARGUMENTS
+    kinds = schema.get("type", "object")
+    if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
+        raise ApiError(
+            400,
+            f"The arguments of a function are an object (got parameters of type {kinds!r} for "
+            f"{function.name!r}). Put them into the properties of an object.",
+            param="tools",
+        )
+    return {**schema, "type": "object"}
 
 
 def grammar_of(wanted: AnswerFormat) -> str | None:

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.serve.chat.json_scan import is_object
 from penstock.serve.chat.tool_parsers import (
     PARAMETER_END,
     Call,
     Tools,
-    is_object,
     json_text,
     json_value,
     schema_of,
@@ -24,7 +24,7 @@ from penstock.serve.chat.tool_parsers import (
 _LONGEST_BEGIN = 512
 """Characters before the arguments of a call, or before a parameter; the rest of a longer call comes at its
 end."""
-_BRACKET = re.compile(r'["\\{}\[\]]')
+_BRACKET = re.compile(r'["\\{}\[\]\n]')
 _PARAMETER = re.compile(r"\s*+(?:<parameter=([^>]*+)>(?:\n|(?=[^\n]))|</function>)")
 
 
@@ -63,6 +63,11 @@ class StreamedCalls:
         """True while arguments are incomplete."""
         return self._arguments is not None
 
+    @property
+    def is_in_string(self) -> bool:
+        """True if the text so far ends within a string of JSON arguments: a marker there is part of it."""
+        return isinstance(self._arguments, _JsonArguments) and self._arguments.is_in_string
+
     def push(self, text: str) -> tuple[CallDelta, ...]:
         """Return what is new in `text`, which must begin with the text of the last call."""
         found: list[CallDelta] = []
@@ -93,12 +98,6 @@ class StreamedCalls:
             *(CallDelta(call.arguments, call.name) for call in calls[self.num_begun :]),
         )
 
-    def as_written(self, calls: tuple[Call, ...]) -> tuple[CallDelta, ...]:
-        """Return complete calls, with the arguments as the model wrote them if these were parsed here."""
-        if [call.name for call in calls] == [delta.name for delta in self.whole]:
-            return tuple(self.whole)
-        return tuple(CallDelta(call.arguments, call.name) for call in calls)
-
     def _begins(self, text: str) -> "_JsonArguments | _Parameters | None":
         """Find the next call of a known tool and the start of its arguments."""
         match = self._begin.match(text, self._at)
@@ -124,6 +123,12 @@ class _JsonArguments:
         self._at = at  # parsed up to here
         self._depth = 0
         self._in_text = False
+        self._is_broken = False
+
+    @property
+    def is_in_string(self) -> bool:
+        """True within a string."""
+        return self._in_text and not self._is_broken
 
     def push(self, text: str) -> tuple[str, int | None]:
         """Return what is new, and the end of the arguments, or None."""
@@ -141,8 +146,10 @@ class _JsonArguments:
                 self._at = match.end() + 1
                 continue
             self._at = match.end()
-            if letter == '"':
-                self._in_text = not self._in_text
+            if letter == "\n":
+                self._is_broken = True  # JSON has no line breaks in strings: this one lacks its end
+            elif letter == '"':
+                self._in_text, self._is_broken = not self._in_text, False
             elif not self._in_text and letter != "\\":
                 self._depth += 1 if letter in "{[" else -1
                 if self._depth == 0:

@@ -28,6 +28,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from penstock.serve.chat.json_scan import children, is_object, value_end
+
 Tools = Mapping[str, Mapping[str, Any]]
 """Name of each offered tool -> JSON schema of its arguments; Any is JSON."""
 
@@ -50,6 +52,7 @@ _MISTRAL_CALL = r"\s*+\[TOOL_CALLS\]\s*+([\w.-]++)(?:\[CALL_ID\][^\[]*+)?(?:\[AR
 _DEEPSEEK_CALL = (
     rf"\s*+{_CALL}(?:([^<]*+){_SEP}\s*+(?=\{{)|[^<]*+{_SEP}([^\n]*+)\n\s*+(?:```json)?\s*+(?=\{{))"
 )
+_DEEPSEEK_CALL_END = rf"\s*+(?:```)?\s*+{_CALL_END}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class Call:
 
     name: str
     arguments: str
-    """JSON object, as text."""
+    """JSON object, as the model wrote it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +94,14 @@ def read_json(text: str, tools: Tools) -> tuple[Call, ...]:
     >>> read_json('{"name": "g", "arguments": {}}', {"f": {}})
     ()
     """
+    text = text.strip()
     try:
-        found = _parsed(text)
-    except (ValueError, RecursionError):
+        if value_end(text, 0) < len(text):
+            return ()
+    except ValueError:
         return ()
-    return _all([_entry(one, tools) for one in (found if isinstance(found, list) else [found])])
+    spans = children(text, 0) if text.startswith("[") else [(0, len(text))]
+    return _all([_entry(text[begin:end], tools) for begin, end in spans])
 
 
 def read_marked(text: str, tools: Tools) -> tuple[Call, ...]:
@@ -145,32 +151,34 @@ def read_mistral(text: str, tools: Tools) -> tuple[Call, ...]:
     text, at, calls = f"[TOOL_CALLS]{text}", 0, []
     while match := _MISTRAL.match(text, at):
         try:
-            arguments, at = _DECODER.raw_decode(text, match.end())
-        except (ValueError, RecursionError):
+            at = value_end(text, match.end())
+        except ValueError:
             return ()
-        calls.append(_call(match[1], arguments, tools))
+        calls.append(_call(match[1], text[match.end() : at], tools))
     return () if text[at:].strip() else _all(calls)
 
 
 def read_deepseek(text: str, tools: Tools) -> tuple[Call, ...]:
     """Parse the calls between DeepSeek's markers."""
-    parts = text.split(_CALL_END)
-    if parts.pop().strip():
-        return ()
-    calls: list[Call | None] = []
-    for part in parts:
-        name, mark, rest = part.lstrip().removeprefix(_CALL).partition(_SEP)
-        if not rest.lstrip().startswith("{"):  # then the part before is the type, "function"
-            name, mark, rest = rest.partition("\n")
-            rest = rest.strip().removeprefix("```json").removesuffix("```")
-        calls.append(_call(name.strip(), rest, tools) if mark else None)
-    return _all(calls)
+    at, calls = 0, []
+    while match := _DEEPSEEK.match(text, at):
+        try:
+            end = value_end(text, match.end())
+        except ValueError:
+            return ()
+        calls.append(_call((match[1] or match[2]).strip(), text[match.end() : end], tools))
+        ended = _DEEPSEEK_END.match(text, end)
+        if ended is None:
+            return ()
+        at = ended.end()
+    return () if text[at:].strip() else _all(calls)
 
 
 JSON_CALLS = re.compile(_FIRST_JSON), re.compile(_NEXT_JSON)
 """`first` and `following` of an answer that is JSON without markers."""
 _FUNCTIONS = re.compile(_FUNCTION_CALL)
 _MISTRAL = re.compile(_MISTRAL_CALL)
+_DEEPSEEK, _DEEPSEEK_END = re.compile(_DEEPSEEK_CALL), re.compile(_DEEPSEEK_CALL_END)
 
 JSON_FORMS = (
     Form(
@@ -215,19 +223,11 @@ FORMS = (
         read=read_deepseek,
         inner=(_CALL, _CALL_END, _SEP),
         first=re.compile(_CALLS + _DEEPSEEK_CALL),
-        following=re.compile(rf"\s*+(?:```)?\s*+{_CALL_END}{_DEEPSEEK_CALL}"),
+        following=re.compile(_DEEPSEEK_CALL_END + _DEEPSEEK_CALL),
     ),
 )
 MARKS = frozenset(mark for form in FORMS for mark in (form.begin, form.end, *form.inner))
 """All markers. If they are special tokens, they must be kept in the text so that calls are found."""
-
-
-def is_object(text: str) -> bool:
-    """True if a text is a JSON object."""
-    try:
-        return isinstance(_parsed(text), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _all(calls: Sequence[Call | None]) -> tuple[Call, ...]:
@@ -235,25 +235,30 @@ def _all(calls: Sequence[Call | None]) -> tuple[Call, ...]:
     return found if len(found) == len(calls) else ()
 
 
-def _entry(entry: object, tools: Tools) -> Call | None:
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+def _entry(text: str, tools: Tools) -> Call | None:
+    """Return the call that a JSON value is."""
+    if not text.startswith("{"):
         return None
-    return _call(entry["name"], entry.get("arguments", entry.get("parameters", {})), tools)
+    spans = [text[begin:end] for begin, end in children(text, 0)]
+    entry = {json.loads(key): value for key, value in zip(spans[::2], spans[1::2], strict=True)}
+    name = entry.get("name", "")
+    arguments = entry.get("arguments", entry.get("parameters", "{}"))
+    return _call(json.loads(name), arguments, tools) if name.startswith('"') else None
 
 
-def _call(name: str, arguments: object, tools: Tools) -> Call | None:
-    """Return a call of a known tool; the arguments are an object or its JSON."""
-    if isinstance(arguments, str):
+def _call(name: str, arguments: str, tools: Tools) -> Call | None:
+    """Return a call of a known tool, with the arguments as they were written.
+
+    Args:
+        arguments: JSON of an object, or of a string that is such JSON.
+    """
+    arguments = arguments.strip()
+    if arguments.startswith('"'):
         try:
-            arguments = _parsed(arguments)
-        except (ValueError, RecursionError):
+            arguments = json.loads(arguments).strip()
+        except ValueError:
             return None
-    if name not in tools or not isinstance(arguments, dict):
-        return None
-    try:
-        return Call(name, json_text(arguments))
-    except ValueError:
-        return None
+    return Call(name, arguments) if name in tools and is_object(arguments) else None
 
 
 def json_text(value: object) -> str:
@@ -307,6 +312,3 @@ def _parsed(text: str) -> object:
 
 def _refuse(name: str) -> NoReturn:
     raise ValueError(name)
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse)

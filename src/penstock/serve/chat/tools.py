@@ -18,6 +18,10 @@ from penstock.serve.errors import ApiError
 from penstock.serve.schema.base import ANY_JSON
 from penstock.serve.schema.chat import AllowedChoice, NamedTool, Tool, ToolChoice
 
+Unmarked = Literal["calls", "calls or content", "content"]
+"""What JSON without markers is. Calls are streamed as they are written; "calls or content" is decided when an
+answer ends."""
+
 
 @dataclass(frozen=True, slots=True)
 class Said:
@@ -33,6 +37,7 @@ class ToolReader:
     Args:
         tools: offered tools.
         streams: return arguments as they are written; False: calls are returned whole.
+        unmarked: what JSON without markers is.
 
     >>> reader = ToolReader({"add": {}})
     >>> reader.push('Sure. <tool_ca').content
@@ -41,10 +46,11 @@ class ToolReader:
     (CallDelta(arguments='{"a": 1}', name='add'),)
     """
 
-    def __init__(self, tools: Tools, *, streams: bool = False) -> None:
+    def __init__(self, tools: Tools, *, streams: bool = False, unmarked: Unmarked = "calls") -> None:
         self._tools = tools
         self._streams = streams
-        self._kind: Literal["unknown", "json", "text"] = "unknown"
+        self._unmarked = unmarked
+        self._kind: Literal["unknown", "json", "content", "text"] = "unknown"
         """Kind of answer, by its first characters."""
         self._held = ""  # text since the open marker, if there is one
         self._open: Form | None = None
@@ -58,6 +64,11 @@ class ToolReader:
         held += text
         if self._kind == "unknown":
             self._kind = _kind_of(held)
+            if self._kind == "json":
+                self._kind = "content" if self._unmarked == "content" else "json"
+                self._streams &= self._unmarked == "calls"
+        if self._kind == "content":
+            return Said(held)
         if self._kind != "text":
             self._held = held
             return Said(calls=self._begun(held) if self._kind == "json" else ())
@@ -78,8 +89,8 @@ class ToolReader:
                 held, num_seen, self._open = form.begin + rest, 0, form
                 self._calls = StreamedCalls(self._tools, form.first, form.following)
             form = self._open
-            begin = max(len(form.begin), num_seen - len(form.end) + 1)
-            end = held.find(form.end, begin) if form.end else -1
+            begun, end = self._end(held, max(len(form.begin), num_seen - len(form.end) + 1))
+            calls += begun
             if end < 0:
                 self._held = held
                 return Said(content, (*calls, *self._begun(held)))
@@ -98,6 +109,18 @@ class ToolReader:
         held, self._held = self._held, ""
         return self._ended(held, "", is_cut=is_cut)
 
+    def _end(self, held: str, begin: int) -> tuple[tuple[CallDelta, ...], int]:
+        """Return new output, and where the end marker of the open format is: -1, nowhere yet."""
+        mark = "" if self._open is None else self._open.end
+        new: list[CallDelta] = []
+        end = held.find(mark, begin) if mark else -1
+        while end >= 0:
+            new += self._calls.push(held[:end])
+            if not self._calls.is_in_string:
+                break
+            end = held.find(mark, end + 1)
+        return (tuple(new) if self._streams else ()), end
+
     def _begun(self, held: str) -> tuple[CallDelta, ...]:
         may_end = self._open is not None and overlap(held, self._open.end) > 0
         return self._calls.push(held) if self._streams and not may_end else ()
@@ -113,7 +136,7 @@ class ToolReader:
             content = "" if calls or seen.is_open else held[seen.end :] + end
             return Said(content, (*new, *seen.rest(calls)))
         if calls:
-            return Said(calls=seen.as_written(calls))
+            return Said(calls=tuple(CallDelta(call.arguments, call.name) for call in calls))
         if is_cut and seen.whole:  # completed before the cut
             return Said(held[seen.end :], tuple(seen.whole))
         return Said(held + end)

@@ -3,10 +3,11 @@
 import secrets
 
 from penstock.engine.request import OutputDelta
+from penstock.serve.chat.json_scan import is_object
 from penstock.serve.chat.reasoning import ReasoningReader
 from penstock.serve.chat.streamed_calls import CallDelta
-from penstock.serve.chat.tool_parsers import Call, is_object
-from penstock.serve.chat.tools import Said, ToolReader, ToolUse
+from penstock.serve.chat.tool_parsers import Call
+from penstock.serve.chat.tools import Said, ToolReader, ToolUse, Unmarked
 from penstock.serve.schema.chat import (
     ChatChoice,
     ChatFinish,
@@ -27,6 +28,7 @@ class ChatWriter:
 
     Args:
         use: tools of the request; without allowed tools all text is content.
+        unmarked: what JSON without the markers of a call is.
         reasoning: splits reasoning from content; None: everything is content.
         echo: text before the content.
         as_ids: name tokens in log-probabilities by their ids.
@@ -41,6 +43,7 @@ class ChatWriter:
         *,
         names: TokenNames | None,
         use: ToolUse,
+        unmarked: Unmarked = "calls",
         reasoning: ReasoningReader | None = None,
         echo: str = "",
         as_ids: bool = False,
@@ -50,7 +53,7 @@ class ChatWriter:
         self._index = index
         self._names = names
         reads = use.allowed and use.forced is None
-        self._reader = ToolReader(use.schemas, streams=streams) if reads else None
+        self._reader = ToolReader(use.schemas, streams=streams, unmarked=unmarked) if reads else None
         self._forced = use.forced
         self._streams = streams
         self._held = ""  # arguments of the forced function

@@ -10,6 +10,7 @@ from penstock.core import clock
 from penstock.serve.chat.prompt import echo_of
 from penstock.serve.chat.reasoning import reasoning_of
 from penstock.serve.chat.request import chat_request
+from penstock.serve.chat.response_format import call_form, unmarked_json
 from penstock.serve.chat.tools import tool_use
 from penstock.serve.chat.writer import ChatWriter, joined
 from penstock.serve.output_stream import UsageCounter
@@ -36,6 +37,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
             index,
             names=names,
             use=use,
+            unmarked=unmarked_json(asked.grammar, use, call_form(served.text_processor.template)),
             reasoning=reasoning_of(asked, served),
             echo=echo_of(body),
             as_ids=bool(body.return_tokens_as_token_ids),

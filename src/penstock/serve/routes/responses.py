@@ -23,10 +23,11 @@ from starlette.responses import Response
 from penstock.core import clock
 from penstock.engine import request as engine
 from penstock.engine.request import OutputDelta
+from penstock.serve.chat.json_scan import is_object
 from penstock.serve.chat.reasoning import ReasoningReader, reasoning_of
 from penstock.serve.chat.request import chat_request
-from penstock.serve.chat.tool_parsers import is_object
-from penstock.serve.chat.tools import ToolUse, tool_use
+from penstock.serve.chat.response_format import call_form, unmarked_json
+from penstock.serve.chat.tools import ToolUse, Unmarked, tool_use
 from penstock.serve.chat.writer import ChatWriter
 from penstock.serve.errors import ApiError
 from penstock.serve.output_stream import UsageCounter
@@ -98,6 +99,7 @@ async def respond(body: ResponsesRequest, request: Request) -> Response:
     writer = ResponseWriter(
         _frame(body, asked, served),
         use=use,
+        unmarked=unmarked_json(asked.grammar, use, call_form(served.text_processor.template)),
         streams=bool(body.stream),
         names=served.names if body.include else None,
         reasoning=reasoning_of(asked, served),
@@ -150,6 +152,7 @@ class ResponseWriter:
     Args:
         frame: the response without output.
         use: tools of the request.
+        unmarked: what JSON without the markers of a call is.
         streams: True if events are sent as they come.
         names: token strings, if log-probabilities are wanted.
         reasoning: splits reasoning from content; None: everything is content.
@@ -160,12 +163,15 @@ class ResponseWriter:
         frame: ResponseReply,
         *,
         use: ToolUse,
+        unmarked: Unmarked = "calls",
         streams: bool,
         names: TokenNames | None = None,
         reasoning: ReasoningReader | None = None,
     ) -> None:
         self._frame = frame
-        self._answer = ChatWriter(0, names=names, use=use, reasoning=reasoning, streams=streams)
+        self._answer = ChatWriter(
+            0, names=names, use=use, unmarked=unmarked, reasoning=reasoning, streams=streams
+        )
         self._done: list[OutputItem] = []
         self._open: OutputItem | None = None
         self._said: list[str] = []

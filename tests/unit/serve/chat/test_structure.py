@@ -1,19 +1,27 @@
 """The grammar of calls, in the form that a model was taught, and of answers that are none."""
 
+import re
 from types import MappingProxyType
 
 import pytest
 
-from penstock.serve.chat.response_format import AnswerFormat, call_form, grammar_of, grammar_of_answer
+from penstock.serve.chat.response_format import (
+    AnswerFormat,
+    call_form,
+    grammar_of,
+    grammar_of_answer,
+    unmarked_json,
+)
 from penstock.serve.chat.tools import tool_use
 from penstock.serve.errors import ApiError
 from penstock.serve.schema.base import ChoiceFormat, JsonObjectFormat
-from penstock.serve.schema.chat import Tool
+from penstock.serve.schema.chat import NamedFunction, NamedTool, Tool
+from penstock.text.chat_template import ChatTemplate
 
 TOOLS = [Tool.model_validate({"type": "function", "function": {"name": name}}) for name in ("now", "measure")]
 REQUIRED = tool_use(TOOLS, "required")
-MARKED = call_form("write <tool_call> around it")
-LISTED = call_form("write [TOOL_CALLS] before all")
+MARKED = call_form(ChatTemplate(source="write <tool_call> around it"))
+LISTED = call_form(ChatTemplate(source="write [TOOL_CALLS] before all"))
 
 
 ANY_TEXT = AnswerFormat()
@@ -31,7 +39,7 @@ def test_calls_that_need_not_be_made_have_no_grammar(choice):
 @pytest.mark.parametrize("several", [True, False])
 def test_calls_are_marked_where_the_model_marks_them(several):
     marked = grammar_with(REQUIRED, several=several)
-    plain = grammar_with(REQUIRED, form=call_form("no marks"), several=several)
+    plain = grammar_with(REQUIRED, form=call_form(ChatTemplate(source="no marks")), several=several)
     assert [grammar.count("<tool_call>") for grammar in (marked, plain)] == [2 if several else 1, 0]
 
 
@@ -61,3 +69,23 @@ def test_a_form_that_is_not_json_does_not_go_with_tools():
     with pytest.raises(ApiError, match="got guided_choice") as refused:
         grammar_with(tool_use(TOOLS, "auto"), form)
     assert refused.value.param == "guided_choice"
+
+
+@pytest.mark.parametrize("kind", ["array", "string", ["null", "integer"]])
+@pytest.mark.parametrize(
+    "choice", ["required", NamedTool(type="function", function=NamedFunction(name="now"))]
+)
+def test_arguments_that_are_no_object_are_refused_by_function_and_type(kind, choice):
+    function = {"name": "now", "parameters": {"type": kind}}
+    use = tool_use([Tool.model_validate({"type": "function", "function": function})], choice)
+    with pytest.raises(ApiError, match=f"type {re.escape(repr(kind))} for 'now'") as refused:
+        grammar_with(use)
+    assert refused.value.param == "tools"
+
+
+def test_json_without_marks_is_content_where_calls_are_marked():
+    auto = tool_use(TOOLS, "auto")
+    assert unmarked_json(None, auto, MARKED) == "calls"
+    assert unmarked_json("grammar", REQUIRED, MARKED) == "calls"
+    assert unmarked_json("grammar", auto, MARKED) == "content"
+    assert unmarked_json("grammar", auto, None) == "calls or content"

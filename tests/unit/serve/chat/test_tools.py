@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.serve.chat.json_scan import is_object
 from penstock.serve.chat.tool_parsers import Call, read_json
 from penstock.serve.chat.tools import ToolReader
 
@@ -97,6 +98,13 @@ TEXTS = {
     "arguments that are no object": (CALL.replace('{"a": 1, "b": "</x>"}', "[1]"),) * 2 + (0,),
     "not a number": (CALL.replace("1", "NaN"),) * 2 + (0,),
     "arguments in a text that are no JSON": ('{"name": "add", "arguments": "a = 1"}',) * 2 + (0,),
+    "number beyond float64": (CALL.replace("1", "1e999"), "", 1),
+    "number of 5,000 digits": (CALL.replace("1", "9" * 5000), "", 1),
+    "3,000 levels": (CALL.replace("1", "[" * 3000 + "]" * 3000), "", 1),
+    "end mark in a string": (CALL.replace("</x>", "</tool_call>"), "", 1),
+    "end mark after half a string": ('<tool_call>{"name": "add\n</tool_call>!',) * 2 + (0,),
+    "end mark in a string, llama 3.1": ('<function=add>{"b": "</function>"}</function>', "", 1),
+    "end mark in a string, deepseek": (DEEPSEEK_31.replace("1}", f'"{CALLS_END}"}}'), "", 1),
     "arguments in a text": ('{"name": "add", "arguments": "{\\"a\\": 1}"}', "", 1),
 }
 
@@ -130,7 +138,7 @@ def test_every_form_is_read_wherever_the_text_is_cut(name, streams, data):
         assert (content, calls) == STREAMED[name]
         return
     assert (content, len(calls)) == (expected, num_calls)
-    assert all(isinstance(json.loads(call.arguments), dict) for call in calls)
+    assert all(is_object(call.arguments) for call in calls)
     if streams:
         assert calls == read(text)[1]
 
