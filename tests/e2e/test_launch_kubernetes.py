@@ -101,7 +101,7 @@ def test_a_run_is_resized_and_cancelled_after_saving(kubernetes, launch, tmp_pat
     wait_until(lambda: newest_step(runs / "resized") >= step + 3, "steps of four ranks")
     said = penstock("launch", "status", "resized", cwd=tmp_path).stdout
     assert "2 running" in said
-    assert f"start 1 of this node, checkpoint {step}" in said, said
+    assert f"start 1 of this node, newest checkpoint {step}" in said, said
     cancelled = penstock("launch", "cancel", "resized", cwd=tmp_path)
     assert "deleted, after its pods were asked to save" in cancelled.stdout, cancelled.stderr
     assert pods_of(found, "resized") == []

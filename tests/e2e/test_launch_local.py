@@ -140,7 +140,8 @@ def test_a_stop_by_request_is_for_good_until_the_run_is_launched_again(corpus, t
                 launcher.kill()
                 launcher.wait()
     causes = [event["cause"] for event in events_of(run) if event["event"] == "finish"]
-    assert any(f"stopped by request, checkpoint {newest_step(run)}" in cause for cause in causes), causes
+    told = f"stopped by request, newest checkpoint {newest_step(run)}"
+    assert any(told in cause for cause in causes), causes
     assert "stopped by request" in run_cli("launch", "status", run).stdout
     assert not any("the nodes changed" in event.get("cause", "") for event in events_of(run))
 

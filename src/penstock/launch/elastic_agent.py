@@ -45,6 +45,7 @@ from penstock.launch.supervise import (
     StopAsked,
     SupervisorState,
     advance,
+    newest_as_text,
 )
 
 _JOIN_S = 600
@@ -209,10 +210,9 @@ class ElasticNode:
         spec, newest = self._spec, self._folder.newest_step()
         self._num_nodes = place.num_nodes
         self._feed(Started(ranks=place.num_nodes * spec.processes, newest=newest))
-        origin = f"checkpoint {newest}" if newest >= 0 else "from the beginning"
         self._log(
             "start",
-            f"start {self._state.starts} of this node, {origin}",
+            f"start {self._state.starts} of this node, {newest_as_text(newest)}",
             nodes=place.num_nodes,
             first_rank=place.index * spec.processes,
         )

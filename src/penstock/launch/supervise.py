@@ -203,6 +203,15 @@ class Decision:
 _NOTHING = Decision(act=Act.NOTHING)
 
 
+def newest_as_text(step: int) -> str:
+    """Return what events say of the newest checkpoint; a damaged one is passed over by the trainer.
+
+    >>> newest_as_text(80), newest_as_text(-1)
+    ('newest checkpoint 80', 'no checkpoint yet')
+    """
+    return f"newest checkpoint {step}" if step >= 0 else "no checkpoint yet"
+
+
 def advance(state: SupervisorState, event: Event, policy: RestartPolicy) -> tuple[SupervisorState, Decision]:
     """Return the next state and what to do.
 
@@ -312,16 +321,16 @@ def _ended(state: SupervisorState, event: Ended, policy: RestartPolicy) -> tuple
     counted = now if is_new else replace(now, idle=now.idle + 1)
     if event.code in _FINAL:
         return _finish(now, event.code, event.cause.rstrip(".") or _FINAL[event.code])
-    at = f"checkpoint {now.newest}" if now.newest >= 0 else "no checkpoint yet"
+    at = newest_as_text(now.newest)
     if event.code == EXIT_STOPPED and not state.stop_requested_by:
         if policy.is_elastic or changes_nodes:  # no failure
-            return now, Decision(act=Act.START, cause=f"the nodes changed: go on from {at}")
+            return now, Decision(act=Act.START, cause=f"the nodes changed: go on, {at}")
         return _stopped_by_engine(counted, policy, at)
     cause = (event.cause or f"exit code {event.code}").rstrip(".")
     if state.stop_requested_by:
         return _ended_on_request(counted, event, policy, cause, at)
     if changes_nodes:
-        return now, Decision(act=Act.START, cause=f"{cause}. The nodes changed: go on from {at}")
+        return now, Decision(act=Act.START, cause=f"{cause}. The nodes changed: go on, {at}")
     if counted.idle >= policy.idle_starts:
         return _no_progress(counted, cause)
     if event.lost_node and policy.can_requeue:

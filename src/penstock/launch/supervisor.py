@@ -24,6 +24,7 @@ from penstock.launch.supervise import (
     StopAsked,
     SupervisorState,
     advance,
+    newest_as_text,
 )
 
 _LOOK_S = 0.2
@@ -123,9 +124,9 @@ class _WatchedRun:
         decision = self.feed(Started(ranks=self.spec.most_ranks, newest=newest))
         if decision.act is Act.FINISH:
             return decision
-        origin = f"from checkpoint {newest}" if newest >= 0 else "from the beginning"
         nodes, ranks = self.spec.nodes.most, self.spec.most_ranks
-        self._folder.log_event("start", cause=f"start {self.state.starts} {origin}", nodes=nodes, ranks=ranks)
+        cause = f"start {self.state.starts}, {newest_as_text(newest)}"
+        self._folder.log_event("start", cause=cause, nodes=nodes, ranks=ranks)
         return decision
 
     def until_end(self, gang: Gang) -> Decision:

@@ -33,7 +33,7 @@ from penstock.launch.render.local import local_settings
 from penstock.launch.rendezvous.server import start_server
 from penstock.launch.rendezvous.signed import new_key
 from penstock.launch.spec import NodeRange, RunSpec
-from penstock.launch.supervise import FINAL_CODES, Ended
+from penstock.launch.supervise import FINAL_CODES, Ended, newest_as_text
 from penstock.launch.supervisor import supervise_gang
 
 _HERE = "127.0.0.1"
@@ -166,9 +166,10 @@ class _Nodes:
                         process.kill()
             code = self._code()
             newest = self._folder.newest_step()
-            at = f"checkpoint {newest}" if newest >= 0 else "no checkpoint yet"
             why = ": stopped by request" if self._folder.is_to_stop() else ""
-            self._tell("finish", f"all nodes have ended, exit code {code}{why}, {at}", code=code)
+            self._tell(
+                "finish", f"all nodes have ended, exit code {code}{why}, {newest_as_text(newest)}", code=code
+            )
             return code
         finally:
             for process in [*self._running.values(), server]:
