@@ -28,6 +28,7 @@ from penstock.core.files import check_folder_of
 from penstock.core.log import set_up
 from penstock.core.signals import StopFlag
 from penstock.core.units import parse_duration
+from penstock.launch.local import check_processes
 from penstock.launch.local import run as run_processes
 
 
@@ -114,6 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _watch(arguments)
     if arguments.metrics_port is not None:
         raise UsageError("--metrics-port is for a doctor that stays", fix="Add --every, say --every 1h.")
+    check_processes(arguments.processes)
     env.silence_torch()
     import penstock.doctor.run_checks  # torch; imported once, before processes fork
 

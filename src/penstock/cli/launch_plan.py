@@ -64,6 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes of a node; default: the cluster file's devices, or 1",
     )
+    add(
+        "--oversubscribe",
+        action="store_true",
+        help="start more than 4 processes on a core, or more than fits into the memory",
+    )
     add("--name", default="", metavar="TEXT", help="name of the job; default: the run's folder")
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="variable of every process")
     add(
@@ -125,7 +130,11 @@ def planned(arguments: argparse.Namespace, **of_engine: Any) -> LaunchPlan:  # A
     folder = JobFolder(run)
     spec = RunSpec(
         name=_job_name(arguments.name or run.name),
-        command=("tune" if tunes else "train", str(folder.path / RECIPE_FILE)),
+        command=(
+            "tune" if tunes else "train",
+            str(folder.path / RECIPE_FILE),
+            *(["--oversubscribe"] if arguments.oversubscribe else []),
+        ),
         run_dir=str(run),
         work_dir=str(Path.cwd()),
         python=of_engine.pop("python", sys.executable),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from penstock.cli.streams import explain
 from penstock.core.env import silence_torch
 from penstock.core.units import si
+from penstock.launch.local import check_processes
 from penstock.netlab.hosts import emulated
 from penstock.netlab.topology import Link, Topology, parse_latency
 from penstock.train.recipe.load import load_recipe
@@ -83,6 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a recipe key"
     )
+    command.add_argument("--oversubscribe", action="store_true", help="start more than 4 processes on a core")
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -95,6 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
         link=Link(rate=arguments.rate),
         latency_s=parse_latency(arguments.latency),
     )
+    ranks = arguments.hosts * arguments.processes_per_host
+    check_processes(ranks, oversubscribe=arguments.oversubscribe)
     silence_torch()  # of the store, whose waits begin short
     from penstock.train.emulated import Emulation  # torch; imported once, before processes fork
 

@@ -12,11 +12,14 @@ from typing import NoReturn
 
 from penstock.cli.options import add_ignore_key, ignored_keys
 from penstock.cli.streams import complain, explain
-from penstock.core.env import ranks
-from penstock.core.signals import StopFlag
-from penstock.launch.local import EXIT_STOPPED, JobOutcome
+from penstock.core.config import Raw
+from penstock.core.env import local_world_size, ranks
+from penstock.core.errors import UsageError
+from penstock.core.signals import STOPPED_EARLY, StopFlag
+from penstock.launch.local import EXIT_STOPPED, JobOutcome, check_processes
 from penstock.launch.local import run as run_processes
 from penstock.train.control.resize_islands import Islands
+from penstock.train.planning.capacity import check_host, may_have_accelerators, memory_of
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.load import build_recipe, check_command, read_recipe
 from penstock.train.resolved_summary import derive
@@ -30,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_ignore_key(parser)
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="processes on this machine")
+    parser.add_argument(
+        "--oversubscribe",
+        action="store_true",
+        help="start more than 4 processes on a core, or more than fits into the memory",
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the resolved recipe and what follows from it, then stop"
     )
@@ -45,7 +53,10 @@ def run_recipe(arguments: argparse.Namespace, *, tunes: bool) -> int:
     Raises:
         ConfigError: the recipe is for the other command.
     """
-    flag = StopFlag().install()  # before torch is imported: a scheduler may ask only once
+    flag = StopFlag()
+    if not arguments.dry_run:
+        flag.install(_end)  # before torch is imported: a scheduler may ask only once
+        check_processes(arguments.processes, oversubscribe=arguments.oversubscribe)
     settings = arguments.set
     if ignored := ignored_keys(arguments):
         settings = [*settings, f"model.ignored_keys={json.dumps(ignored)}"]
@@ -53,26 +64,23 @@ def run_recipe(arguments: argparse.Namespace, *, tunes: bool) -> int:
     check_command(raw, tunes=tunes)
     config = build_recipe(raw)
     if arguments.dry_run:
-        if config.plan:
-            from penstock.train.planning.auto import planned  # torch
-
-            config = build_recipe(planned(raw, config, world_size=arguments.processes))
-        derived = derive(config, world_size=arguments.processes)
-        print(json.dumps(derived.as_json(), indent=1) if arguments.json else derived.as_text())
-        return 0
+        return _show(arguments, raw, config)
+    if not config.plan and not may_have_accelerators():
+        _check_memory(arguments, config)
     from penstock.train.planning.auto import plan_on_ranks  # torch; imported once, before processes fork
     from penstock.train.run import run as train_here
 
     plan = partial(plan_on_ranks, raw, config) if config.plan else None
+    work = partial(train_here, config, flag, plan, oversubscribe=arguments.oversubscribe)
 
     if arguments.processes == 1 and (ranks().world_size > 1 or not config.outer.min_islands):
-        code = _ended(train_here(config, flag, plan))
+        code = _ended(work())
         return code if ranks().world_size == 1 else _leave(code)
     from penstock.parallel.apply import import_sharing
 
     import_sharing()
     outcome = run_processes(
-        lambda: _ended(train_here(config, flag, plan)),
+        lambda: _ended(work()),
         _with_traceback if arguments.debug else explain,
         processes=arguments.processes,
         again=_again(config, processes=arguments.processes),
@@ -80,6 +88,43 @@ def run_recipe(arguments: argparse.Namespace, *, tunes: bool) -> int:
     for message in outcome.messages:
         complain(message)
     return outcome.code
+
+
+def _show(arguments: argparse.Namespace, raw: Raw, config: TrainConfig) -> int:
+    """Print a recipe and what follows from it; what this machine would refuse is a warning, as it may run
+    on another."""
+    if config.plan:
+        from penstock.train.planning.auto import planned  # torch
+
+        config = build_recipe(planned(raw, config, world_size=arguments.processes))
+    derived = derive(config, world_size=arguments.processes)
+    print(json.dumps(derived.as_json(), indent=1) if arguments.json else derived.as_text())
+    try:
+        check_processes(arguments.processes, oversubscribe=arguments.oversubscribe)
+        if not may_have_accelerators():
+            _check_memory(arguments, config)
+    except UsageError as error:
+        complain(f"On this machine it would be refused: {error}")
+    return 0
+
+
+def _check_memory(arguments: argparse.Namespace, config: TrainConfig) -> None:
+    """Refuse a run on processors that does not fit into this machine, before torch is imported.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    many = arguments.processes > 1
+    here = arguments.processes if many else local_world_size()
+    world_size = arguments.processes if many else ranks().world_size
+    needed = memory_of(config, world_size=world_size, here=here, on_cpu=True)
+    check_host(needed, here=here, oversubscribe=arguments.oversubscribe)
+
+
+def _end(_signal: str) -> NoReturn:
+    """End a process that was asked to stop before it began."""
+    os.write(2, f"penstock: {STOPPED_EARLY}\n".encode())
+    os._exit(EXIT_STOPPED)
 
 
 def _again(config: TrainConfig, *, processes: int) -> Callable[[JobOutcome], int]:

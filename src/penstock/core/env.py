@@ -3,7 +3,8 @@
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,49 +114,71 @@ def num_gloo_interfaces() -> int:
     return max(1, len([name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name.strip()]))
 
 
-_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+_GROUPS, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def num_cores() -> int:
-    """Return the CPU cores this process may use, by its affinity mask and its container's CPU limit."""
+    """Return the CPU cores this process may use, by its affinity mask and its control groups' limits."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min(cores, _cpu_limit(_CPU_MAX))))
-
-
-def _cpu_limit(file: Path) -> float:
-    """Return the CPU limit of a control group (Linux, cgroup v2: quota / period)."""
-    try:
-        quota, period = file.read_text().split()
-        return math.inf if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):  # not Linux, or an unknown format
-        return math.inf
-
-
-_MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")
+    limits = [_cpu_limit(group) for group in _own_groups("cpu")]
+    return max(1, int(min([cores, *limits])))
 
 
 def memory_bytes() -> int:
-    """Return the memory of this machine, or its container's limit if lower."""
+    """Return the memory of this machine, or the lowest limit of this process's control groups."""
     installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        limit = _MEMORY_MAX.read_text().strip()
-    except OSError:  # not Linux
-        return installed
-    return min(installed, int(limit)) if limit.isdecimal() else installed
-
-
-_MEMORY_USED = Path("/sys/fs/cgroup/memory.current")
+    limits = [_number(group, *_MEMORY_MAX) for group in _own_groups("memory")]
+    return min([installed, *(limit for limit in limits if limit is not None)])
 
 
 def available_bytes() -> int:
-    """Return the memory a process can allocate now without swapping, within the container's limit."""
+    """Return the memory a process can allocate now without swapping, within its control groups' limits."""
     available = _meminfo("MemAvailable")
     if available is None:
         available = memory_bytes() // 2  # where the system gives no figure
+    for group in _own_groups("memory"):
+        limit, used = _number(group, *_MEMORY_MAX), _number(group, *_MEMORY_USED)
+        if limit is not None and used is not None:
+            available = min(available, limit - used)
+    return available
+
+
+_MEMORY_MAX = ("memory.max", "memory.limit_in_bytes")
+_MEMORY_USED = ("memory.current", "memory.usage_in_bytes")
+"""Files of a control group, of version 2 and of version 1."""
+
+
+def _own_groups(controller: str) -> Iterator[Path]:
+    """Yield the folders of this process's control group and of those above it (Linux, versions 1 and 2)."""
     try:
-        return min(available, memory_bytes() - int(_MEMORY_USED.read_text()))
-    except (OSError, ValueError):  # no container limit
-        return available
+        lines = _OWN_GROUPS.read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = _GROUPS / controller if controllers else _GROUPS
+        group = root / path.lstrip("/")
+        yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(root))
+
+
+def _cpu_limit(group: Path) -> float:
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+        return math.inf if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):  # of version 1, or without a limit
+        quota_us, period_us = (_number(group, f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+        return quota_us / period_us if quota_us and period_us else math.inf
+
+
+def _number(group: Path, *names: str) -> int | None:
+    """Return the number in the first of these files of a control group; None: there is no limit."""
+    for name in names:
+        with suppress(OSError):
+            text = (group / name).read_text().strip()
+            return int(text) if text.isdecimal() else None
+    return None
 
 
 def _meminfo(name: str) -> int | None:
@@ -342,6 +365,11 @@ def cluster_api() -> ClusterApi | None:
 def set_variables(values: Mapping[str, str]) -> None:
     """Set environment variables of this process and of those that it starts."""
     os.environ.update(values)
+
+
+def has_variable(name: str) -> bool:
+    """Return True if an environment variable is set, also to nothing."""
+    return name in os.environ
 
 
 def variable(name: str) -> str:

@@ -51,7 +51,7 @@ from penstock.data.schedule.change_log import Change, Skip
 from penstock.data.schedule.mixture import slots_from, slots_of
 from penstock.data.state import State, check_contents
 from penstock.data.transform import Transform
-from penstock.data.types import MOST_LENGTH, MOST_SAMPLES, Batch, Waste
+from penstock.data.types import MOST_LENGTH, MOST_ROWS, MOST_SAMPLES, Batch, Waste
 
 
 class Loader:
@@ -382,7 +382,7 @@ class Loader:
             step: later step at which the change takes effect.
         """
         step = self._not_past(step)
-        size = at_least(1, "global_batch_size", size)
+        size = at_least(1, "global_batch_size", size, most=MOST_ROWS)
         check_divisible(size, world_size=self._run.arguments["world_size"])
         self._run.follow(self._run.change_log.with_batch_size(step, size))
 

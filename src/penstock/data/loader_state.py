@@ -30,7 +30,7 @@ from penstock.data.state import (
     decode,
     encode,
 )
-from penstock.data.types import MOST_LENGTH
+from penstock.data.types import MOST_LENGTH, MOST_ROWS
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class LoaderState:
         columns: Mapping[str, str | Path],
     ) -> None:
         length = at_least(2, "sequence_length", sequence_length, most=MOST_LENGTH)
-        size = at_least(1, "global_batch_size", global_batch_size)
+        size = at_least(1, "global_batch_size", global_batch_size, most=MOST_ROWS)
         world_size = whole_number("world_size", world_size)
         check_divisible(size, world_size=world_size)
         self.sources = open_sources(

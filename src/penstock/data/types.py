@@ -92,6 +92,9 @@ MOST_SAMPLES = 2**62
 MOST_LENGTH = 2**30
 """Largest sequence length: a row must fit in memory, and the tokens of a pool in int64."""
 
+MOST_ROWS = 2**22
+"""Largest batch in rows: the samples of any number of steps must fit in int64."""
+
 
 def checksums(input_ids: npt.NDArray[np.int64]) -> list[int]:
     """Return the CRC-32 of each row of `input_ids` [rows, length].

@@ -22,9 +22,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 
-from penstock.core.env import RENDEZVOUS
-from penstock.core.errors import PeerLost, UsageError
+from penstock.core.env import RENDEZVOUS, num_cores
+from penstock.core.errors import PeerLost, PenstockError, UsageError
 from penstock.core.signals import signal_name
+from penstock.core.units import plural
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 20.0
@@ -62,6 +63,30 @@ class RankProcess:
     holds_signals: bool = False
     """True: signals stay blocked until the work has a handler for them (`StopFlag.install`): none ends a
     new process."""
+
+
+PROCESSES_PER_CORE = 4
+"""Processes of one job on each core that it may use: more make no progress, and fill the memory."""
+
+
+def check_processes(processes: int, *, oversubscribe: bool | None = None) -> None:
+    """Refuse a number of processes that this machine cannot run; call before anything is forked.
+
+    Args:
+        oversubscribe: True: any number above 0. None: the command has no option for that.
+
+    Raises:
+        UsageError: none, or more than 4 for each core.
+    """
+    if processes < 1:
+        raise UsageError("--processes must be at least 1", got=processes)
+    cores = num_cores()
+    if not oversubscribe and processes > PROCESSES_PER_CORE * cores:
+        raise UsageError(
+            f"{processes:,} processes on {plural(cores, 'core')}: this machine starts at most "
+            f"{PROCESSES_PER_CORE * cores}, {PROCESSES_PER_CORE} for each core that the job may use",
+            fix="Start fewer." if oversubscribe is None else "Start fewer; --oversubscribe starts them.",
+        )
 
 
 def run(
@@ -139,9 +164,14 @@ def _run(
     """Return the outcome, and whether the job was asked to stop; signals are blocked before and after."""
     children = _start(work, explain, ranks)
     with _Forwarding(children) as forwarding:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        outcome = _wait(children)
-        signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            outcome = _wait(children)
+        except BaseException:  # else the end of this process waits for them
+            _kill(children)
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     if forwarding.has_killed:
         return JobOutcome(EXIT_INTERRUPTED, ["Interrupted."]), True
     return outcome, forwarding.stop_requested
@@ -153,13 +183,27 @@ def _start(
     """Fork the processes; return them by rank, each with a pipe for one message."""
     context = multiprocessing.get_context("fork")
     children: dict[BaseProcess, Connection] = {}
-    for rank in ranks:
-        receiver, sender = context.Pipe(duplex=False)
-        child = context.Process(target=_child, args=(work, explain, sender, rank, os.getpid()))
-        child.start()
-        sender.close()
-        children[child] = receiver
+    try:
+        for rank in ranks:
+            receiver, sender = context.Pipe(duplex=False)
+            child = context.Process(target=_child, args=(work, explain, sender, rank, os.getpid()))
+            child.start()
+            sender.close()
+            children[child] = receiver
+    except OSError as error:  # no more processes, memory or files
+        _kill(children)
+        raise PenstockError(
+            f"Process {len(children) + 1} of {len(ranks)} cannot be started: {error.strerror}",
+            fix="Start fewer, or raise the limit of processes, files or memory (ulimit -a, the container's).",
+        ) from None
     return children
+
+
+def _kill(children: Mapping[BaseProcess, Connection]) -> None:
+    for child, receiver in children.items():
+        child.kill()
+        child.join()
+        receiver.close()
 
 
 def _child(

@@ -315,15 +315,17 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, min_frequency: int
     decoding restores every text exactly. Memory grows with the number of distinct words.
 
     Args:
-        vocab_size: entries wanted, at least 257; a small text yields fewer.
+        vocab_size: entries wanted, from 257 to 2**24; a small text yields fewer.
         min_frequency: minimum occurrences of a pair to be merged.
 
     Raises:
-        UsageError: the vocabulary cannot contain the 256 bytes.
+        UsageError: the vocabulary cannot contain the 256 bytes, or is too large.
     """
     if vocab_size < MIN_VOCAB:
         fix = f"Use at least {MIN_VOCAB}: the 256 bytes and {EOS}."
         raise UsageError("The vocabulary is too small", got=vocab_size, fix=fix)
+    if vocab_size > MAX_IDS:  # the library takes memory for all of it at once
+        raise UsageError("The vocabulary is too large", got=vocab_size, fix=f"Use at most {MAX_IDS:,}.")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     byte_level = tokenizers.pre_tokenizers.ByteLevel
     tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -17,11 +18,12 @@ from penstock.checkpoint.storage import place_in
 from penstock.core import clock, env, log
 from penstock.core import config as configs
 from penstock.core.files import exclusive
-from penstock.core.signals import StopFlag
+from penstock.core.signals import STOPPED_EARLY, StopFlag
 from penstock.core.toml import plain
 from penstock.core.units import flops, plural
 from penstock.data.loader_state import ResumeChange
 from penstock.devices import accelerator
+from penstock.launch.local import EXIT_STOPPED
 from penstock.nn.linear.float8 import RECIPES, has_native
 from penstock.obs.meter import Phases, StepMeter, stamps_for
 from penstock.obs.metric_names import METRICS_FILE, RANKS_FILE, SAMPLES_FOLDER, TENSORBOARD_FOLDER
@@ -47,6 +49,7 @@ from penstock.train.monitors.rank_records import RankRecords
 from penstock.train.monitors.step_monitors import StepMonitors, Stragglers
 from penstock.train.monitors.tracing import Windows
 from penstock.train.monitors.watchdog import Watchdog
+from penstock.train.planning.capacity import check_device, check_host, may_have_accelerators, memory_of
 from penstock.train.planning.memory import recompute_modes
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.record import sample_log
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 600.0  # of a collective; the watchdog, with a better report, comes first
+_BEGIN_WITHIN_S = 20.0
 _LEAST_TIMEOUT_S = 60.0  # where guard.hang_s is short, so is the wait for a rank that froze while it started
 _MOST_CHANGES = 20  # changed settings that are logged one by one
 _EMULATED = 2.0  # slowdown against float32 that means: no instructions for the dtype
@@ -79,18 +83,29 @@ class RunPeak:
     """Number of threads of the first rank."""
 
 
-def run(recipe: TrainConfig, flag: StopFlag, plan: Callable[[World], TrainConfig] | None = None) -> bool:
+def run(
+    recipe: TrainConfig,
+    flag: StopFlag,
+    plan: Callable[[World], TrainConfig] | None = None,
+    *,
+    oversubscribe: bool = False,
+) -> bool:
     """Train on this rank; return True if the run is finished, False if it was asked to stop, and saved.
+
+    A stop before the first step ends the process: nothing is lost.
 
     Args:
         plan: returns the recipe with planned values, once the ranks have joined.
+        oversubscribe: start a run that does not fit into memory.
 
     Raises:
         RunLocked: another process holds the run's folder.
+        ConfigError: the run does not fit into the memory of its devices or its machine.
         PenstockError: see `open_state` and `train`.
     """
     folder = Path(recipe.run.dir)
     with ExitStack() as stack:
+        begin = stack.enter_context(flag.starting(_end, patience_s=_patience_s()))
         world = stack.enter_context(join(timeout_s=_timeout_s(recipe.guard.hang_s)))
         log.set_up(rank=world.ranks.rank)
         if world.is_first:
@@ -98,11 +113,13 @@ def run(recipe: TrainConfig, flag: StopFlag, plan: Callable[[World], TrainConfig
         dist.barrier()  # the others continue once the folder is locked
         if plan is not None:
             recipe = plan(world)
+        if plan is not None or may_have_accelerators():  # else it was checked before torch was imported
+            _check_memory(recipe, world, oversubscribe=oversubscribe)
         hours = DeviceHours(folder / METRICS_FILE, num_devices=world.ranks.world_size)
         tried: list[str] = []
         while True:
             try:
-                return _train(recipe, flag, world, hours)
+                return _train(recipe, flag, begin, world, hours)
             except Rewind as asked:
                 go_back(recipe, world, asked, tried=tried)
             gc.collect()  # frees the old model before the next is built
@@ -117,15 +134,46 @@ def _timeout_s(hang_s: float) -> float:
     return float(max(_LEAST_TIMEOUT_S, min(_TIMEOUT_S, 4 * hang_s), 2 * hang_s))
 
 
-def _train(recipe: TrainConfig, flag: StopFlag, world: World, hours: DeviceHours) -> bool:
-    """Train from the newest checkpoint; return True if the run is finished."""
+def _patience_s() -> float:
+    """Return the seconds in which a rank that was asked to stop may still begin to train.
+
+    The local launcher asks all ranks at once. On several machines only some may be asked: with the first step
+    all learn of it, and save.
+    """
+    return 0.0 if env.ranks().world_size == 1 or env.has_launcher() else _BEGIN_WITHIN_S
+
+
+def _end(_signal: str) -> None:
+    if env.ranks().rank == 0:
+        logger.info("stopped on request before the first step", extra={"told": STOPPED_EARLY})
+    logging.shutdown()
+    os._exit(EXIT_STOPPED)
+
+
+def _check_memory(recipe: TrainConfig, world: World, *, oversubscribe: bool) -> None:
+    device, here = world.device, env.local_world_size()
+    is_away = accelerator.is_accelerator(device)
+    needed = memory_of(recipe, world_size=world.ranks.world_size, here=here, on_cpu=not is_away)
+    check_host(needed, here=here, oversubscribe=oversubscribe)
+    if is_away:
+        _, total = accelerator.free_and_total_bytes(device)
+        check_device(needed, total, name=accelerator.name_of(device), oversubscribe=oversubscribe)
+
+
+def _train(
+    recipe: TrainConfig, flag: StopFlag, begin: Callable[[], None], world: World, hours: DeviceHours
+) -> bool:
+    """Train from the newest checkpoint; return True if the run is finished.
+
+    Args:
+        begin: called before the first step.
+    """
     with ExitStack() as stack:
         try:
             state = open_state(recipe, world, stop_requested=lambda: flag.requested_by is not None)
         except PassStopped:
             if world.is_first:
-                told = "Stopped on request before the first step. Run the same command to go on."
-                logger.info("stopped on request before the first step", extra={"told": told})
+                logger.info("stopped on request before the first step", extra={"told": STOPPED_EARLY})
             return False
         if state.step >= recipe.run.steps or (state.early_stop is not None and state.early_stop.is_over):
             if world.is_first:
@@ -144,6 +192,7 @@ def _train(recipe: TrainConfig, flag: StopFlag, world: World, hours: DeviceHours
         stack.push(partial(_hear_of_stop, flag, state.watch))
         peak = _peak(recipe, world)
         sinks, log_of_samples = _open_logs(recipe, state, world, kept, peak, stack)
+        begin()
         finished = train(
             state,
             recipe,

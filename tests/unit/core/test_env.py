@@ -40,7 +40,7 @@ def test_without_a_count_for_this_machine_all_processes_are_on_it(monkeypatch: p
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux")
 def test_the_cores_counted_are_those_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(env, "_CPU_MAX", Path("/nowhere"))
+    monkeypatch.setattr(env, "_OWN_GROUPS", Path("/nowhere"))
     allowed = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(allowed)})
@@ -50,16 +50,49 @@ def test_the_cores_counted_are_those_this_process_may_use(monkeypatch: pytest.Mo
     assert num_cores() == len(allowed)
 
 
+def put_in_group(monkeypatch: pytest.MonkeyPatch, root: Path, own: str, files: dict[str, str]) -> None:
+    """Put this process into a control group, as /proc/self/cgroup says, and write files of groups."""
+    (root / "own").write_text(f"{own}\n")
+    for name, text in files.items():
+        (root / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "groups" / name).write_text(f"{text}\n")
+    monkeypatch.setattr(env, "_OWN_GROUPS", root / "own")
+    monkeypatch.setattr(env, "_GROUPS", root / "groups")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+
+
 @pytest.mark.parametrize(
-    ("limit", "cores"), [("max 100000", 64), ("250000 100000", 2), ("50000 100000", 1), ("nonsense", 64)]
+    ("own", "files", "cores"),
+    [
+        ("0::/", {"cpu.max": "max 100000"}, 64),
+        ("0::/", {"cpu.max": "250000 100000"}, 2),
+        ("0::/", {"cpu.max": "50000 100000"}, 1),
+        ("0::/", {"cpu.max": "nonsense"}, 64),
+        ("0::/job/step", {"cpu.max": "max 100000", "job/cpu.max": "400000 100000"}, 4),
+        ("0::/seen/from/outside", {"cpu.max": "300000 100000"}, 3),
+        ("3:cpu,cpuacct:/job", {"cpu/job/cpu.cfs_quota_us": "5", "cpu/job/cpu.cfs_period_us": "1"}, 5),
+        ("3:cpu,cpuacct:/job", {"cpu/job/cpu.cfs_quota_us": "-1", "cpu/job/cpu.cfs_period_us": "1"}, 64),
+    ],
 )
 def test_a_container_counts_as_many_cores_as_it_is_granted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str, cores: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: str, files: dict[str, str], cores: int
 ) -> None:
-    (tmp_path / "cpu.max").write_text(limit + "\n")
-    monkeypatch.setattr(env, "_CPU_MAX", tmp_path / "cpu.max")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    put_in_group(monkeypatch, tmp_path, own, files)
     assert num_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("own", "files"),
+    [
+        ("0::/job/step", {"job/memory.max": "7", "job/memory.current": "4", "memory.max": "max"}),
+        ("2:memory:/job", {"memory/job/memory.limit_in_bytes": "7", "memory/job/memory.usage_in_bytes": "4"}),
+    ],
+)
+def test_the_memory_is_that_of_the_tightest_control_group(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: str, files: dict[str, str]
+) -> None:
+    put_in_group(monkeypatch, tmp_path, own, files)
+    assert (env.memory_bytes(), env.available_bytes()) == (7, 3)
 
 
 def test_ranks_of_a_machine_share_its_cores_unless_threads_are_asked_for(

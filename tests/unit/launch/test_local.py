@@ -1,5 +1,6 @@
 """The local launcher with real forked processes: one job that fails, stops and dies as a whole."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -366,3 +368,32 @@ return EXIT_STOPPED
 """
     with parent(work, setup=setup) as process:
         assert lines(process, 3) == ["asked by SIGTERM"] * 2 + ["outcome 75 []"]
+
+
+def test_a_process_that_cannot_be_started_ends_those_that_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, start = [], BaseProcess.start
+
+    def start_two(process: BaseProcess) -> None:
+        if len(started) == 2:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        start(process)
+        started.append(process.pid)
+
+    monkeypatch.setattr(BaseProcess, "start", start_two)
+    with pytest.raises(PenstockError, match="Process 3 of 4 cannot be started: Resource temporarily"):
+        outcome_of(wait_for_ever, processes=4)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in started)
+
+
+def test_an_error_of_the_parent_ends_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int | None] = []
+
+    def fail(children: dict[BaseProcess, object]) -> JobOutcome:
+        started.extend(child.pid for child in children)
+        raise MemoryError
+
+    monkeypatch.setattr(local, "_wait", fail)
+    with pytest.raises(MemoryError):
+        outcome_of(wait_for_ever)
+    assert len(started) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in started)

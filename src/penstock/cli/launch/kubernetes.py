@@ -421,7 +421,7 @@ def in_pods(plan: LaunchPlan, *, is_named: bool) -> LaunchPlan:
             run_dir=str(run),
             work_dir=str(begin) if mounts else "",
             storage=tuple(dict.fromkeys(map(str, data))),
-            command=(spec.command[0], f"{CONFIG}/{RECIPE_FILE}"),
+            command=(spec.command[0], f"{CONFIG}/{RECIPE_FILE}", *spec.command[2:]),
             pod=replace(spec.pod, recipe=plan.recipe, open_ports=_open_ports(config.measure)),
         ),
     )

@@ -8,8 +8,10 @@ from penstock.cli.streams import complain, explain
 from penstock.core.env import num_cores
 from penstock.core.files import write_atomic
 from penstock.core.signals import StopFlag
+from penstock.launch.local import check_processes
 from penstock.launch.node import check_node
 from penstock.launch.render.local import render
+from penstock.train.planning.capacity import check_host, may_have_accelerators, memory_of
 
 EPILOG = """\
 Each node is a group of processes. With --nodes MIN:MAX nodes may come and go while the run goes on: `penstock
@@ -38,6 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run or arguments.explain:
         launch_plan.show(plan, render(plan.spec, cores=num_cores()), arguments)
         return 0
+    _check_machine(plan, oversubscribe=arguments.oversubscribe)
     launch_plan.check_free(plan)
     check_node(plan.spec)
     from penstock.cli.launch_work import work_of
@@ -51,3 +54,16 @@ def run(arguments: argparse.Namespace) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     return code
+
+
+def _check_machine(plan: launch_plan.LaunchPlan, *, oversubscribe: bool) -> None:
+    """Refuse more processes, or a larger run, than this machine can take with the most nodes.
+
+    Raises:
+        UsageError: the message has both numbers.
+    """
+    ranks = plan.spec.most_ranks
+    check_processes(ranks, oversubscribe=oversubscribe)
+    if not plan.config.plan and not may_have_accelerators():
+        needed = memory_of(plan.config, world_size=ranks, here=ranks, on_cpu=True)
+        check_host(needed, here=ranks, oversubscribe=oversubscribe)

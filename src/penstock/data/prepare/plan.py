@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from penstock.core.errors import CorpusError, UsageError
 from penstock.core.files import write_atomic
 from penstock.data.prepare.html import HtmlRule
-from penstock.text.tokenizer import MIN_VOCAB
+from penstock.text.tokenizer import MAX_IDS, MIN_VOCAB
 
 FILE = "inputs.jsonl"
 VERSION = 1
@@ -163,6 +163,9 @@ class PrepareConfig:
         if self.train_tokenizer is not None and self.train_tokenizer < MIN_VOCAB:
             fix = f"Use at least {MIN_VOCAB}: the 256 bytes and the end token."
             raise UsageError("--train-tokenizer is too small", got=self.train_tokenizer, fix=fix)
+        if self.train_tokenizer is not None and self.train_tokenizer > MAX_IDS:
+            fix = f"Use at most {MAX_IDS:,}; the largest of published models have some 260,000 entries."
+            raise UsageError("--train-tokenizer is too large", got=f"{self.train_tokenizer:,}", fix=fix)
         if self.html not in get_args(HtmlRule):
             raise UsageError("--html must be extract or keep", got=self.html)
         for name, least in (

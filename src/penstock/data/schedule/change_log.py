@@ -17,7 +17,7 @@ from penstock.core.arrays import Int64
 from penstock.core.checks import at_least, check_table
 from penstock.core.errors import ConfigError, UsageError
 from penstock.data.schedule.mixture import slots_from
-from penstock.data.types import MOST_LENGTH, MOST_SAMPLES
+from penstock.data.types import MOST_LENGTH, MOST_ROWS, MOST_SAMPLES
 
 T = TypeVar("T")
 E = TypeVar("E", bound=tuple[Any, ...])  # Any: step, then what an entry holds
@@ -282,7 +282,9 @@ def checked(schedule: Sequence[Change], names: Sequence[str]) -> tuple[Change, .
             weights=None
             if change.weights is None
             else check_table("weights", change.weights, example="{'web': 1}"),
-            global_batch_size=None if size is None else at_least(1, "global_batch_size", size),
+            global_batch_size=None
+            if size is None
+            else at_least(1, "global_batch_size", size, most=MOST_ROWS),
             sequence_length=None
             if length is None
             else at_least(2, "sequence_length", length, most=MOST_LENGTH),

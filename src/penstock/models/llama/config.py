@@ -68,10 +68,9 @@ class LlamaConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < inf:
                 raise ConfigError(f"{name} must be positive", got=value)
-        if self.num_hidden_layers > _MAX_LAYERS:
-            raise ConfigError(
-                f"num_hidden_layers must be at most {_MAX_LAYERS:,}", got=self.num_hidden_layers
-            )
+        for name, most in _MOST.items():
+            if (getattr(self, name) or 0) > most:
+                raise ConfigError(f"{name} can be at most {most:,}", got=getattr(self, name))
         self._check_heads()
         self._check_family()
 
@@ -205,9 +204,19 @@ class LlamaConfig:
         return 6.0 * (self.num_parameters - looked_up) + 12.0 * width * keys
 
 
-_MAX_LAYERS = 2000
-"""Maximum number of blocks; the deepest models have some hundred. Blocks are built before weights are read,
-and a config may be untrusted."""
+_MOST = {
+    "vocab_size": 2**24,
+    "hidden_size": 2**20,
+    "intermediate_size": 2**23,
+    "num_hidden_layers": 2000,
+    "num_attention_heads": 2**16,
+    "num_key_value_heads": 2**16,
+    "head_dim": 2**16,
+    "max_position_embeddings": 2**40,
+    "sliding_window": 2**40,
+}
+"""Ceilings, far above all models. A config may be untrusted: blocks are built before weights are read, and
+the bytes of a matrix have to fit into 64 bits."""
 
 _POSITIVE = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",

@@ -67,7 +67,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not self.dir.strip():
             raise ConfigError("run.dir is empty", got=self.dir, fix="Name a folder, say runs/first.")
-        at_least(1, "run.steps", self.steps)
+        at_least(1, "run.steps", self.steps, most=2**40)
         if not 0 <= self.device_hour_price < math.inf:
             raise ConfigError("run.device_hour_price must be 0 or more", got=self.device_hour_price)
         if not self.start_from and (self.start_hash or self.start_step is not None):
