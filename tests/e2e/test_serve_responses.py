@@ -169,7 +169,11 @@ def test_an_effort_is_a_variable_of_the_template(client):
         ({"conversation": "conv_1"}, "conversation", "unknown key"),
         ({"reasoning": {"summary": "auto"}}, "reasoning.summary", "leave summary out"),
         ({"include": ["reasoning.encrypted_content"]}, "include.0", "message.output_text.logprobs"),
-        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}}, None, "Unimplem"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}, "strict": True}}},
+            "text",
+            "not at #",
+        ),
     ],
 )
 def test_what_is_not_here_is_400_and_says_so(client, more, param, said):

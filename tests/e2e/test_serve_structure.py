@@ -129,7 +129,10 @@ def test_of_the_allowed_tools_alone_one_is_called_and_the_model_is_told_of_all(c
             {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "whole"}}},
             "Invalid type: whole",
         ),
-        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}, "Unimplemented keys"),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}, "strict": True}},
+            "got 'not at #'",
+        ),
         (
             {"type": "json_schema", "json_schema": {"name": "x", "schema": {"maximum": 3 * 2**90}}},
             "3713820117856140824697372672",
@@ -171,3 +174,54 @@ def test_a_schema_of_a_thousand_links_does_not_end_the_server(tiny_server, clien
 def test_an_end_that_is_to_be_ignored_does_not_go_with_a_grammar(client):
     with pytest.raises(openai.BadRequestError, match="ends with the model's end token"):
         ask(client, response_format={"type": "json_object"}, extra_body={"ignore_eos": True})
+
+
+LOOSE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
+PATH = "uniqueItems at #/properties/a"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("strict", [None, False])
+def test_keywords_that_are_not_enforced_are_named_in_a_header(http, stream, strict):
+    schema = {"name": "x", "schema": LOOSE} | ({} if strict is None else {"strict": strict})
+    asked = {"messages": HELLO, "max_tokens": 2, "stream": stream}
+    form = {"response_format": {"type": "json_schema", "json_schema": schema}}
+    call = {"tools": [tool("f", LOOSE)], "tool_choice": "required"}
+    function = {"type": "function", "name": "f", "parameters": LOOSE, "strict": strict}
+    response = {"input": "a", "stream": stream, "tools": [function], "max_output_tokens": 16}
+    for path, body, names in (
+        ("/v1/chat/completions", asked | form, PATH),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 2, "stream": stream} | form, PATH),
+        ("/v1/chat/completions", asked | call, f"{PATH} of function 'f'"),
+        ("/v1/chat/completions", asked | call | {"tool_choice": "auto"}, None),
+        ("/v1/responses", response | {"tool_choice": "required"}, f"{PATH} of function 'f'"),
+    ):
+        reply = http.post(path, json=body)
+        assert (reply.status_code, reply.headers.get("X-Penstock-Not-Enforced")) == (200, names)
+
+
+def test_keywords_that_are_not_enforced_are_refused_where_strict_is_asked_for(http):
+    function = {"type": "function", "name": "f", "parameters": LOOSE}
+    body = {"input": "a", "tools": [function], "tool_choice": "required"}  # strict unless it says otherwise
+    reply = http.post("/v1/responses", json=body)
+    assert reply.status_code == 400
+    assert f"{PATH} of function 'f'" in reply.json()["error"]["message"]
+    assert reply.json()["error"]["param"] == "tools"
+    assert http.post("/v1/responses", json=body | {"tool_choice": "auto", "max_output_tokens": 16}).is_success
+
+
+def test_a_stop_text_and_a_stop_token_are_the_reason_and_the_models_end_is_none(client, http):
+    asked = {"prompt": "the penstock", "max_tokens": 64, "temperature": 0}
+    text = http.post("/v1/completions", json=asked | {"ignore_eos": True}).json()["choices"][0]["text"]
+    stopped = http.post("/v1/completions", json=asked | {"ignore_eos": True, "stop": [text[3:5]]}).json()
+    assert stopped["choices"][0]["stop_reason"] == text[3:5]
+    form = {"response_format": {"type": "regex", "regex": "ab+c"}}
+    chats = {"messages": HELLO, "max_tokens": 64}
+    for more, reason in (({"stop": "b"}, "b"), ({}, None)):
+        choice = http.post("/v1/chat/completions", json=chats | form | more).json()["choices"][0]
+        assert (choice["finish_reason"], choice.get("stop_reason")) == ("stop", reason)
+    streamed = ask(client, **form, stop="b", stream=True)
+    assert [chunk.choices[0].stop_reason for chunk in streamed if chunk.choices[0].finish_reason] == ["b"]
+    (b,) = http.post("/tokenize", json={"prompt": "b", "add_special_tokens": False}).json()["tokens"]
+    once = http.post("/v1/completions", json={"prompt": "a", "stop_token_ids": [b], "allowed_token_ids": [b]})
+    assert once.json()["choices"][0]["stop_reason"] == b

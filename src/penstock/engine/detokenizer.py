@@ -35,8 +35,13 @@ class TextStream:
         self._before = ""  # the text of the context
         self._pending: list[int] = []
         self._held = ""
-        self.stopped = False
-        """True if a stop text was found; later text is dropped."""
+        self.stop_text: str | None = None
+        """The stop text that was found; later text is dropped."""
+
+    @property
+    def stopped(self) -> bool:
+        """True if a stop text was found."""
+        return self.stop_text is not None
 
     def push(self, token: int, *, may_stop: bool = True) -> str:
         """Add one token; return the text that is now final, which may be empty.
@@ -88,10 +93,11 @@ class TextStream:
         if self.stopped:
             return ""
         text = self._held + text
-        found = [at for stop in self._stop_texts if (at := text.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stop_texts if (at := text.find(stop)) >= 0]
         if found:
-            self.stopped, self._held = True, ""
-            return text[: min(found)]
+            end, self.stop_text = min(found, key=lambda one: one[0])
+            self._held = ""
+            return text[:end]
         keep = 0 if is_last else max((_overlap(text, stop) for stop in self._stop_texts), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -59,6 +59,7 @@ class SequenceOutput:
             logprobs=sampled.logprobs[:num_kept],
             prompt_logprobs=sampled.prompt_logprobs,
             finish=finish,
+            stop_reason=self._stop_reason(sampled.tokens, num_kept) if finish == "stop" else None,
             num_cached=self.sequence.num_cached if finish else 0,
         )
 
@@ -97,6 +98,11 @@ class SequenceOutput:
             if self._num_tokens == self._request.max_tokens:
                 return [*texts, self._rest()], index + 1, "length"
         return texts, len(tokens), None
+
+    def _stop_reason(self, tokens: tuple[int, ...], num_kept: int) -> int | str | None:
+        """Return the stop text, or the stop token, which is the one after those that are kept."""
+        text = None if self._stream is None else self._stream.stop_text
+        return tokens[num_kept] if text is None else text
 
     def _rest(self) -> str:
         return "" if self._stream is None else self._stream.close()

@@ -100,6 +100,8 @@ class OutputDelta:
     """One per continuation, in the only delta of a "score" task."""
     finish: Finish | None = None
     """Finish reason, set in the last delta."""
+    stop_reason: int | str | None = None
+    """In the last delta: the stop token or the stop text that ended the answer."""
     error: str | None = None
     """Error message if `finish` is "refused" or "error"."""
     num_cached: int = 0

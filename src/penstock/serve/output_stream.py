@@ -7,7 +7,7 @@ of them, about once a step. Distribution happens in the loop, so nothing here ne
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -19,6 +19,16 @@ from penstock.serve.admission import Admission
 from penstock.serve.errors import ApiError
 from penstock.serve.metrics import Metrics
 from penstock.serve.schema.base import PromptTokensDetails, Usage
+
+
+def stop_reason(delta: OutputDelta, stop_ids: Collection[int]) -> int | str | None:
+    """Return the stop text that ended an answer, or its stop token.
+
+    Args:
+        stop_ids: stop tokens that the request names; the model's own are no reason.
+    """
+    reason = delta.stop_reason
+    return reason if isinstance(reason, str) or reason in stop_ids else None
 
 
 class EngineClient(Protocol):

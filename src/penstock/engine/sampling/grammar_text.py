@@ -2,8 +2,8 @@
 
 The whole answer must match the grammar: a JSON value, a match of the whole regular expression, a derivation
 of the start rule. Syntax and meaning are llguidance's: its Lark dialect, Rust's regular expressions (no
-look-around), and the part of JSON Schema that it can enforce; anything else is refused, never ignored. The
-text is the cache key, so equal grammars are compiled once (`engine.sampling.grammars`).
+look-around), and the part of JSON Schema that it can enforce (`schema_keywords`); anything else is refused,
+never ignored. The text is the cache key, so equal grammars are compiled once (`engine.sampling.grammars`).
 """
 
 import json
@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any
 
 from penstock.core.errors import UsageError
+from penstock.engine.sampling.schema_keywords import enforceable
 
 MAX_BYTES = 64 * 2**10
 """Maximum length in bytes. Grammars come from clients, and some cost more than linear time and stack."""
@@ -27,8 +28,14 @@ _ESCAPED = re.compile(r"\\u([\da-fA-F]{4})")
 
 _MORE = '(", " call)*'
 _ANY_OBJECT = {"type": "object"}
-_SPACES = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""At most one space between the parts of JSON: a model that may add spaces freely may never stop."""
+_OPTIONS = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+    "coerce_one_of": True,
+}
+"""At most one space between the parts of JSON: a model that may add spaces freely may never stop. The
+alternatives of a `oneOf` that `enforceable` leaves exclude each other, though the library may not see it."""
 
 
 def json_schema(schema: Mapping[str, Any]) -> str:  # Any: JSON
@@ -37,7 +44,7 @@ def json_schema(schema: Mapping[str, Any]) -> str:  # Any: JSON
     >>> json_schema({"type": "integer"})
     '["json_schema", {"type": "integer", "x-guidance": {"whitespace_flexible": false, ...
     """
-    text = _written("json_schema", _spaced(schema))
+    text = _written("json_schema", _prepared(schema))
     _check_multiples(text)
     return text
 
@@ -100,9 +107,13 @@ def tool_calls(
     """
     if not parameters:
         raise UsageError("A tool call needs functions", got=dict(parameters), fix="Give at least one.")
+    taken = {
+        name: enforceable(schema, strict=True, key=f"function {name!r}").schema
+        for name, schema in parameters.items()
+    }
     try:
-        calls = json.dumps(_spaced(_any_call(parameters, name_key, arguments_key)))
-        other = None if instead is None else json.dumps(_spaced(instead))
+        calls = json.dumps(_prepared(_any_call(taken, name_key, arguments_key)))
+        other = None if instead is None else json.dumps(_prepared(instead))
     except RecursionError:
         raise UsageError("A schema is nested too deeply", fix="Flatten it.") from None
     if in_list:
@@ -152,8 +163,8 @@ def _is_reference(key: str, value: object) -> bool:
     return key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/"))
 
 
-def _spaced(schema: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON
-    return {**schema, "x-guidance": _SPACES}
+def _prepared(schema: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON
+    return {**enforceable(schema, strict=True).schema, "x-guidance": _OPTIONS}
 
 
 def _terminal(mark: str | int) -> str:

@@ -7,6 +7,7 @@ compiling and masking is limited (docs/adr/0029).
 """
 
 import json
+import re
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -228,8 +229,15 @@ def _library() -> ModuleType:
 
 
 def _reason(message: str) -> str:
-    """Shorten a message of the library, which may quote a whole grammar."""
-    return " ".join(message.replace("<non-verbose/>", "").split())[:300].removesuffix(".")
+    """Shorten a message of the library, without the grammar that it quotes."""
+    text = " ".join(message.replace("<non-verbose/>", "").split())
+    return _WRAPPED.sub("#", _QUOTED.sub("", text).rpartition(_OF_SCHEMA)[2])[:300].removesuffix(".")
+
+
+_QUOTED = re.compile(r" 1 \| .*")
+_OF_SCHEMA = "failed to compile JSON schema: "
+_WRAPPED = re.compile(r"/anyOf/\d+/properties/arguments(?=/)")
+"""Where the schema of a function's arguments is in that of all calls."""
 
 
 def _on_deep_stack(compile_: Callable[[], "LLMatcher"]) -> "LLMatcher | UsageError":

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from penstock.core.errors import UsageError
 from penstock.engine.sampling import grammar_text
+from penstock.engine.sampling.schema_keywords import Enforceable, enforceable
 from penstock.serve.chat.tool_parsers import JSON_FORMS, Form
 from penstock.serve.chat.tools import ToolUse, Unmarked
 from penstock.serve.errors import ApiError, api_error_of
@@ -135,8 +136,8 @@ def grammar_of_answer(
     if may_have_form:
         grammar_of(wanted)  # reports errors of the format under its own key
     instead = _schema_of(wanted) if may_have_form else None
-    parameters = {tool.function.name: _arguments_of(tool.function) for tool in use.allowed}
     try:
+        parameters = {tool.function.name: _arguments_of(tool.function) for tool in use.allowed}
         if use.forced is not None:
             return grammar_text.json_schema(parameters[use.forced])
         if form is None:
@@ -165,7 +166,28 @@ def _arguments_of(function: Function) -> dict[str, ANY_JSON]:
             f"{function.name!r}). Put them into the properties of an object.",
             param="tools",
         )
-    return {**schema, "type": "object"}
+    return {**_enforced(function, schema).schema, "type": "object"}
+
+
+def _enforced(function: Function, schema: dict[str, ANY_JSON]) -> Enforceable:
+    return enforceable(schema, strict=function.strict is True, key=f"function {function.name!r}")
+
+
+def not_enforced(use: ToolUse, wanted: AnswerFormat) -> tuple[str, ...]:
+    """Return the keywords of a request's schemas that its grammar does not enforce, with their paths."""
+    form = wanted.form
+    missed: list[str] = []
+    if isinstance(form, JsonSchemaFormat) and not use.must_call:
+        missed += _checked(form.json_schema).not_enforced
+    if use.must_call or (form is not None and use.allowed):
+        for tool in use.allowed:
+            if use.forced in (None, tool.function.name):
+                missed += _enforced(tool.function, tool.function.parameters or {}).not_enforced
+    return tuple(missed)
+
+
+def _checked(schema: JsonSchema) -> Enforceable:
+    return enforceable(schema.schema_ or _ANY_OBJECT, strict=schema.strict is True)
 
 
 def grammar_of(wanted: AnswerFormat) -> str | None:
@@ -185,7 +207,7 @@ def _schema_of(wanted: AnswerFormat) -> dict[str, ANY_JSON]:
     if isinstance(form, JsonObjectFormat):
         return _ANY_OBJECT
     if isinstance(form, JsonSchemaFormat):
-        return form.json_schema.schema_ or _ANY_OBJECT
+        return _checked(form.json_schema).schema
     raise ApiError(
         400,
         f"With tools, an answer other than a call must be JSON or any text (got {wanted.key}). "
@@ -199,7 +221,7 @@ def _grammar_of(form: ResponseFormat) -> str | None:
         case JsonObjectFormat():
             return grammar_text.json_object()
         case JsonSchemaFormat():
-            return grammar_text.json_schema(form.json_schema.schema_ or _ANY_OBJECT)
+            return grammar_text.json_schema(_checked(form.json_schema).schema)
         case RegexFormat():
             return grammar_text.regex(form.regex)
         case GrammarFormat():

@@ -1,6 +1,7 @@
 """Chat writer: engine deltas of one answer to chunks of a chat message with content and tool calls."""
 
 import secrets
+from collections.abc import Collection
 
 from penstock.engine.request import OutputDelta
 from penstock.serve.chat.json_scan import is_object
@@ -8,6 +9,7 @@ from penstock.serve.chat.reasoning import ReasoningReader
 from penstock.serve.chat.streamed_calls import CallDelta
 from penstock.serve.chat.tool_parsers import Call
 from penstock.serve.chat.tools import Said, ToolReader, ToolUse, Unmarked
+from penstock.serve.output_stream import stop_reason
 from penstock.serve.schema.chat import (
     ChatChoice,
     ChatFinish,
@@ -33,6 +35,7 @@ class ChatWriter:
         echo: text before the content.
         as_ids: name tokens in log-probabilities by their ids.
         wants_ids: return token ids too.
+        stop_ids: stop tokens that the request names.
         streams: return arguments as they come; False: calls are returned whole, and an incomplete one is
             content.
     """
@@ -48,6 +51,7 @@ class ChatWriter:
         echo: str = "",
         as_ids: bool = False,
         wants_ids: bool = False,
+        stop_ids: Collection[int] = (),
         streams: bool,
     ) -> None:
         self._index = index
@@ -62,6 +66,7 @@ class ChatWriter:
         self._echo = echo
         self._as_ids = as_ids
         self._wants_ids = wants_ids
+        self._stop_ids = stop_ids
 
     def begin(self) -> ChunkChoice:
         """Return the chunk before any text."""
@@ -85,6 +90,7 @@ class ChatWriter:
             delta=delta,
             logprobs=self._logprobs(piece),
             finish_reason=finish,
+            stop_reason=stop_reason(piece, self._stop_ids),
             token_ids=list(piece.token_ids) if self._wants_ids else None,
         )
 
@@ -165,5 +171,6 @@ def joined(index: int, pieces: list[ChunkChoice]) -> ChatChoice:
         ),
         logprobs=ChatLogprobs(content=[entry for one in logprobs for entry in one]) if logprobs else None,
         finish_reason=finish,
+        stop_reason=pieces[-1].stop_reason,
         token_ids=[token for some in token_ids for token in some] if token_ids else None,
     )

@@ -10,11 +10,11 @@ from penstock.core import clock
 from penstock.serve.chat.prompt import echo_of
 from penstock.serve.chat.reasoning import reasoning_of
 from penstock.serve.chat.request import chat_request
-from penstock.serve.chat.response_format import call_form, unmarked_json
+from penstock.serve.chat.response_format import call_form, not_enforced, unmarked_json, wanted_form
 from penstock.serve.chat.tools import tool_use
 from penstock.serve.chat.writer import ChatWriter, joined
 from penstock.serve.output_stream import UsageCounter
-from penstock.serve.routes.dependencies import STREAMED, new_id, reply, service_of, visit_of
+from penstock.serve.routes.dependencies import STREAMED, new_id, reply, service_of, telling, visit_of
 from penstock.serve.schema.base import PromptLogprobs
 from penstock.serve.schema.chat import ChatChunk, ChatCompletion, ChatRequest, ChunkChoice
 from penstock.serve.sse import EventStream
@@ -42,6 +42,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
             echo=echo_of(body),
             as_ids=bool(body.return_tokens_as_token_ids),
             wants_ids=bool(body.return_token_ids),
+            stop_ids=frozenset(body.stop_token_ids or ()),
             streams=body.wants_stream,
         )
         for index in range(asked.num_answers)
@@ -52,9 +53,10 @@ async def chat(body: ChatRequest, request: Request) -> Response:
         model=served.name,
         choices=[],
     )
+    missed = not_enforced(use, wanted_form(body))
     prompt_ids = list(asked.prompt) if body.return_token_ids else None
     if body.wants_stream:
-        return EventStream(_chunks(frame, tally, writers, body, prompt_ids))
+        return telling(missed, EventStream(_chunks(frame, tally, writers, body, prompt_ids)))
     deltas: list[list[ChunkChoice]] = [[writer.begin()] for writer in writers]
     prompt_logprobs: PromptLogprobs | None = None
     async for index, delta in tally:
@@ -62,16 +64,19 @@ async def chat(body: ChatRequest, request: Request) -> Response:
         if delta.prompt_logprobs is not None:
             prompt_logprobs = served.names.for_prompt(delta.prompt_logprobs)
     choices = [joined(index, of_one) for index, of_one in enumerate(deltas)]
-    return reply(
-        ChatCompletion(
-            id=frame.id,
-            created=frame.created,
-            model=frame.model,
-            choices=choices,
-            usage=tally.usage(),
-            prompt_logprobs=prompt_logprobs,
-            prompt_token_ids=prompt_ids,
-        )
+    return telling(
+        missed,
+        reply(
+            ChatCompletion(
+                id=frame.id,
+                created=frame.created,
+                model=frame.model,
+                choices=choices,
+                usage=tally.usage(),
+                prompt_logprobs=prompt_logprobs,
+                prompt_token_ids=prompt_ids,
+            )
+        ),
     )
 
 

@@ -9,12 +9,13 @@ from starlette.responses import Response
 from penstock.core import clock
 from penstock.engine import request as engine
 from penstock.serve.chat.prompt import prompts_of
-from penstock.serve.chat.response_format import grammar_of, wanted_form
+from penstock.serve.chat.response_format import grammar_of, not_enforced, wanted_form
+from penstock.serve.chat.tools import ToolUse
 from penstock.serve.engine_request import RouteOptions, check_logprobs, engine_request
 from penstock.serve.errors import ApiError
 from penstock.serve.limits import ServerLimits
-from penstock.serve.output_stream import UsageCounter
-from penstock.serve.routes.dependencies import STREAMED, new_id, reply, service_of, visit_of
+from penstock.serve.output_stream import UsageCounter, stop_reason
+from penstock.serve.routes.dependencies import STREAMED, new_id, reply, service_of, telling, visit_of
 from penstock.serve.schema.completions import (
     Completion,
     CompletionChoice,
@@ -48,13 +49,14 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
         model=served.name,
         choices=[],
     )
+    missed = not_enforced(ToolUse(), wanted_form(body))
     if body.wants_stream:
-        return EventStream(_chunks(frame, tally, writers, body))
+        return telling(missed, EventStream(_chunks(frame, tally, writers, body)))
     deltas: list[list[CompletionChoice]] = [[] for _ in writers]
     async for index, delta in tally:
         deltas[index].append(writers[index].take(delta))
     choices = [_joined(of_one) for of_one in deltas]
-    return reply(frame.model_copy(update={"choices": choices, "usage": tally.usage()}))
+    return telling(missed, reply(frame.model_copy(update={"choices": choices, "usage": tally.usage()})))
 
 
 class ChoiceWriter:
@@ -76,6 +78,7 @@ class ChoiceWriter:
         self._wants_ids = bool(body.return_token_ids)
         self._wants_prompt_logprobs = body.prompt_logprobs is not None
         self._as_ids = bool(body.return_tokens_as_token_ids)
+        self._stop_ids = frozenset(body.stop_token_ids or ())
         self._offsets = Offsets()
 
     def take(self, delta: engine.OutputDelta) -> CompletionChoice:
@@ -94,6 +97,7 @@ class ChoiceWriter:
             text=text,
             logprobs=self._logprobs(token_ids, logprobs) if self._wants_logprobs else None,
             finish_reason="stop" if delta.finish == "stop" else "length" if delta.finish else None,
+            stop_reason=stop_reason(delta, self._stop_ids),
             prompt_logprobs=None if told is None else self._names.for_prompt(told),
             prompt_token_ids=prompt,
             token_ids=list(drawn) if self._wants_ids else None,
@@ -172,6 +176,7 @@ def _joined(deltas: Sequence[CompletionChoice]) -> CompletionChoice:
         if logprobs
         else None,
         finish_reason=deltas[-1].finish_reason,
+        stop_reason=deltas[-1].stop_reason,
         prompt_logprobs=next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs), None),
         prompt_token_ids=deltas[0].prompt_token_ids,
         token_ids=[token for some in ids for token in some] if ids else None,

@@ -1,7 +1,9 @@
 """Shared parts of routes: request context, application state, documented errors."""
 
 import secrets
+from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import Request
 from pydantic import BaseModel
@@ -46,3 +48,15 @@ def new_id(kind: str) -> str:
 def reply(body: BaseModel) -> Response:
     """Return a JSON response of a validated model, without validating it again."""
     return Response(body.model_dump_json(), media_type="application/json")
+
+
+def telling(not_enforced: Sequence[str], response: Response) -> Response:
+    """Return a response whose header names the schemas' keywords that its answer need not follow."""
+    if not_enforced:
+        names = quote(", ".join(not_enforced), safe=" ,/#$'~")
+        response.headers["X-Penstock-Not-Enforced"] = names[:_MAX_HEADER]
+    return response
+
+
+_MAX_HEADER = 2000
+"""Characters of a header; proxies refuse responses with headers of some KiB."""

@@ -26,12 +26,12 @@ from penstock.engine.request import OutputDelta
 from penstock.serve.chat.json_scan import is_object
 from penstock.serve.chat.reasoning import ReasoningReader, reasoning_of
 from penstock.serve.chat.request import chat_request
-from penstock.serve.chat.response_format import call_form, unmarked_json
+from penstock.serve.chat.response_format import call_form, not_enforced, unmarked_json, wanted_form
 from penstock.serve.chat.tools import ToolUse, Unmarked, tool_use
 from penstock.serve.chat.writer import ChatWriter
 from penstock.serve.errors import ApiError
 from penstock.serve.output_stream import UsageCounter
-from penstock.serve.routes.dependencies import STREAMED, new_id, reply, service_of, visit_of
+from penstock.serve.routes.dependencies import STREAMED, new_id, reply, service_of, telling, visit_of
 from penstock.serve.schema.base import JsonSchema, JsonSchemaFormat, ResponseFormat, Usage
 from penstock.serve.schema.chat import (
     AllowedChoice,
@@ -93,7 +93,7 @@ async def respond(body: ResponsesRequest, request: Request) -> Response:
     """Answer a conversation; stateless."""
     service, visit = service_of(request), visit_of(request)
     service.check_open()
-    use, asked = await asyncio.to_thread(_asked, body, service, client=visit.client)
+    use, asked, missed = await asyncio.to_thread(_asked, body, service, client=visit.client)
     tally = UsageCounter(visit.opened(service.bridge.submit([asked])))
     served = service.served.of(body.model)
     writer = ResponseWriter(
@@ -105,19 +105,25 @@ async def respond(body: ResponsesRequest, request: Request) -> Response:
         reasoning=reasoning_of(asked, served),
     )
     if body.stream:
-        return EventStream(_events(writer, tally), failed=writer.failed, last="")
+        return telling(missed, EventStream(_events(writer, tally), failed=writer.failed, last=""))
     async for event in _events(writer, tally):
         whole = event.response
     assert whole is not None, "the last event has the whole response"
-    return reply(whole)
+    return telling(missed, reply(whole))
 
 
-def _asked(body: ResponsesRequest, service: AppState, *, client: str) -> tuple[ToolUse, engine.Request]:
-    """Return the tools and the engine request of a body; up to 60,000 items, so not for the event loop."""
+def _asked(
+    body: ResponsesRequest, service: AppState, *, client: str
+) -> tuple[ToolUse, engine.Request, tuple[str, ...]]:
+    """Return tools, engine request and keywords that are not enforced of a body.
+
+    It has up to 60,000 items, so this is not for the event loop.
+    """
     chat = chat_of(body)
     use = tool_use(chat.tools or (), chat.tool_choice)
     try:
-        return use, chat_request(chat, use, service, client=client)
+        asked = chat_request(chat, use, service, client=client)
+        return use, asked, not_enforced(use, wanted_form(chat))
     except ApiError as error:
         error.param = PARAMS.get(error.param or "", error.param)
         raise
@@ -452,7 +458,8 @@ def _choice(given: ResponseToolChoice | None) -> ToolChoice | None:
     if given is None or isinstance(given, str):
         return given
     if isinstance(given, AllowedFunctions):
-        allowed = AllowedTools(mode=given.mode, tools=[_tool(tool) for tool in given.tools])
+        named = [Tool(type="function", function=Function(name=tool.name)) for tool in given.tools]
+        allowed = AllowedTools(mode=given.mode, tools=named)
         return AllowedChoice(type="allowed_tools", allowed_tools=allowed)
     return NamedTool(type="function", function=NamedFunction(name=given.name))
 
@@ -462,7 +469,8 @@ def _format(body: ResponsesRequest) -> ResponseFormat | None:
     if not isinstance(wanted, SchemaFormat):
         return wanted
     return JsonSchemaFormat(
-        type="json_schema", json_schema=JsonSchema(name=wanted.name, schema=wanted.schema_)
+        type="json_schema",
+        json_schema=JsonSchema(name=wanted.name, schema=wanted.schema_, strict=wanted.strict),
     )
 
 

@@ -80,7 +80,7 @@ class JsonSchema(Body):
     description: str | None = None
     schema_: dict[str, ANY_JSON] | None = Field(default=None, alias="schema")
     strict: bool | None = None
-    """Without effect: the answer always follows the schema."""
+    """true: refuse keywords that cannot be enforced; else the header X-Penstock-Not-Enforced names them."""
 
 
 class JsonSchemaFormat(Body):

@@ -131,7 +131,8 @@ class Function(Body):
     parameters: dict[str, ANY_JSON] | None = None
     """JSON schema of an object; default: no arguments."""
     strict: bool | None = None
-    """Without effect: a required call always follows the schema, an optional one need not."""
+    """true: refuse keywords that cannot be enforced if a call is required; else the header
+    X-Penstock-Not-Enforced names them. An optional call need not follow the schema."""
 
 
 class Tool(Body):
@@ -266,6 +267,8 @@ class ChatChoice(Reply):
     message: ReplyMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: ChatFinish
+    stop_reason: int | str | None = ABSENT
+    """Extension: the stop text, or the one of `stop_token_ids`, that ended the answer."""
     token_ids: list[int] | None = ABSENT
 
 
@@ -314,6 +317,8 @@ class ChunkChoice(Reply):
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: ChatFinish | None = None
+    stop_reason: int | str | None = ABSENT
+    """Extension: the stop text, or the one of `stop_token_ids`, that ended the answer."""
     token_ids: list[int] | None = ABSENT
 
 

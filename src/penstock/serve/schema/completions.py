@@ -46,6 +46,8 @@ class CompletionChoice(Reply):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: Literal["stop", "length"] | None
+    stop_reason: int | str | None = ABSENT
+    """Extension: the stop text, or the one of `stop_token_ids`, that ended the answer."""
     prompt_logprobs: PromptLogprobs | None = ABSENT
     prompt_token_ids: list[int] | None = ABSENT
     """In a stream: in the first chunk of a choice."""

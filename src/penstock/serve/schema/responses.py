@@ -133,8 +133,8 @@ class ResponseTool(Body):
     description: str | None = None
     parameters: dict[str, ANY_JSON] | None = None
     """JSON schema of an object; default: no arguments."""
-    strict: bool | None = None
-    """As in `/v1/chat/completions`."""
+    strict: bool | None = True
+    """As in `/v1/chat/completions`, with another default."""
 
 
 class ResponsesFunction(Body):
@@ -170,7 +170,7 @@ class SchemaFormat(Body):
     schema_: dict[str, ANY_JSON] = Field(alias="schema")
     description: str | None = None
     strict: bool | None = None
-    """Without effect: the answer always follows the schema."""
+    """As in `/v1/chat/completions`."""
 
 
 class TextConfig(Body):

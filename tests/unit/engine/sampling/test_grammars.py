@@ -177,7 +177,6 @@ def test_drafts_are_looked_past_and_taken_back(grammars):
         (lark('begin: "a"'), "start"),
         (lark('start: start "a"'), "NoExtension"),
         (json_schema({"type": "whole"}), "Invalid type: whole"),
-        (json_schema({"not": {"type": "string"}}), r'Unimplemented keys: \["not"\]'),
         (json_schema({"$ref": "https://example.com/schema.json"}), "does not fetch"),
         (json_schema({"properties": {"a": False}, "required": ["a"], "type": "object"}), "unsatisfiable"),
         (regex("a?" * 30_000), "too big"),
@@ -187,6 +186,17 @@ def test_a_bad_or_costly_grammar_is_refused_with_the_reason(grammars, grammar, r
     for _ in range(2):  # the second time it is remembered
         with pytest.raises(UsageError, match=reason):
             compiled(grammars, grammar)
+
+
+def test_the_reason_does_not_quote_the_grammar_of_calls(grammars):
+    wrong = {"properties": {"private": {"type": "whole"}, "a": {"$ref": "#/$defs/b"}}}
+    for schema, reason in (
+        (wrong, "The grammar cannot be used: Invalid type: whole. "),
+        ({"$ref": "#/$defs/b"}, "The grammar cannot be used: Pointer '#/$defs/b' does not exist. "),
+    ):
+        with pytest.raises(UsageError) as refused:
+            compiled(grammars, tool_calls({"f": schema}, begin=("<call>",)))
+        assert str(refused.value) == f"{reason}Correct or simplify it."
 
 
 def test_long_chains_of_rules_do_not_end_the_process(grammars):

@@ -1,0 +1,271 @@
+"""JSON schemas in the keywords that the grammar library enforces; pure.
+
+`enforceable` drops what the standard calls an annotation, rewrites keywords that the library lacks where
+others say the same, and names the rest. Subschemas stay where they are, so that references find them.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from penstock.core.errors import UsageError
+
+Schema = Any
+"""A JSON schema: an object, True or False."""
+Rewrite = Callable[[dict[str, Any], Schema], bool]
+
+FORMATS = frozenset(
+    ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
+)
+"""Values of `format` that are enforced; others are annotations, as the standard has it."""
+
+_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_ONE = ("additionalProperties", "items")
+_DIALECT = re.compile(r"https?://json-schema\.org/.*")
+_MAX_DEPENDENT = 3
+"""Keys of `dependentRequired` that are enforced: each doubles the alternatives of its object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enforceable:
+    """A schema that the library takes, and what of the original it does not say."""
+
+    schema: dict[str, Any]
+    not_enforced: tuple[str, ...] = ()
+    """Keywords with the paths of their schemas: "contains at #/properties/a"."""
+
+
+def enforceable(schema: Mapping[str, Any], *, strict: bool, key: str = "") -> Enforceable:
+    """Return a schema that can be enforced.
+
+    Args:
+        strict: refuse keywords that cannot be enforced.
+        key: what has this schema, for messages.
+
+    Raises:
+        UsageError: the schema is nested too deeply, or `strict` and a keyword cannot be enforced.
+
+    >>> enforceable({"type": "array", "contains": {"const": 1}, "uniqueItems": False}, strict=False)
+    Enforceable(schema={'type': 'array'}, not_enforced=('contains at #',))
+    """
+    missed: list[str] = []
+    try:
+        found = _walked(dict(schema), "#", missed)
+    except RecursionError:
+        raise UsageError("A schema is nested too deeply", fix="Flatten it.") from None
+    not_enforced = tuple(f"{one}{f' of {key}' if key else ''}" for one in missed)
+    if strict and missed:
+        raise UsageError(
+            "Keywords of the schema cannot be enforced",
+            got=", ".join(not_enforced),
+            fix="Leave it out, or ask without strict.",
+        )
+    return Enforceable(cast("dict[str, Any]", found), not_enforced)
+
+
+def _walked(schema: Schema, path: str, missed: list[str]) -> Schema:
+    if not isinstance(schema, dict):
+        return schema
+    found = _without_annotations(schema)
+    for keyword, rewrite in _REWRITES.items():
+        if keyword in found and not rewrite(found, found.pop(keyword)):
+            missed += [f"{keyword} at {path}"]
+    for keyword, value in found.items():
+        below = f"{path}/{_escaped(keyword)}"
+        if keyword in _OF_SCHEMAS and isinstance(value, dict):
+            found[keyword] = {
+                name: _walked(one, f"{below}/{_escaped(name)}", missed) for name, one in value.items()
+            }
+        elif keyword in _LISTS or (keyword == "items" and isinstance(value, list)):
+            parts = value if isinstance(value, list) else []
+            walked = [_walked(one, f"{below}/{index}", missed) for index, one in enumerate(parts)]
+            found[keyword] = walked if isinstance(value, list) else value
+        elif keyword in _ONE:
+            found[keyword] = _walked(value, below, missed)
+    return found
+
+
+def _without_annotations(schema: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(schema)
+    if isinstance(found.get("format"), str) and found["format"] not in FORMATS:
+        del found["format"]
+    if isinstance(found.get("$schema"), str) and not _DIALECT.fullmatch(found["$schema"]):
+        del found["$schema"]
+    return found
+
+
+def _condition(found: dict[str, Any], _: Schema) -> bool:
+    branches = [found.pop(name, True) for name in ("then", "else")]
+    return all(_says_nothing(branch) for branch in branches)
+
+
+def _dependencies(found: dict[str, Any], value: Schema) -> bool:
+    return isinstance(value, dict) and _requires(found, value)
+
+
+def _anchor(found: dict[str, Any], value: Schema) -> bool:
+    return found.setdefault("$anchor", value) == value
+
+
+def _reference(found: dict[str, Any], value: Schema) -> bool:
+    return found.setdefault("$ref", value) == value
+
+
+def _one_of(found: dict[str, Any], value: Schema) -> bool:
+    """Let alternatives that may not exclude each other be any of these."""
+    if not isinstance(value, list) or _excludes(value):
+        found["oneOf"] = value
+        return True
+    if "anyOf" in found:
+        found["allOf"] = [*found.get("allOf", ()), {"anyOf": value}]
+    else:
+        found["anyOf"] = value
+    return False
+
+
+def _says_nothing(schema: Schema) -> bool:
+    return schema is True or schema == {}
+
+
+def _at_most(value: object, limit: int) -> bool:
+    return isinstance(value, int | float) and value <= limit
+
+
+def _contains(found: dict[str, Any], value: Schema) -> bool:
+    """Enforce `contains` where each item matches it anyway: then it counts the items."""
+    least, most = found.pop("minContains", 1), found.pop("maxContains", None)
+    if (least, most) == (0, None):
+        return True
+    if "prefixItems" in found or not (_says_nothing(value) or value == found.get("items")):
+        return False
+    limits = {"minItems": least} if most is None else {"minItems": least, "maxItems": most}
+    for keyword, limit in limits.items():
+        other = found.get(keyword, limit)
+        if not isinstance(limit, int) or not isinstance(other, int):
+            return False
+        found[keyword] = max(other, limit) if keyword == "minItems" else min(other, limit)
+    return True
+
+
+def _names(found: dict[str, Any], value: Schema) -> bool:
+    """Enforce `propertyNames` that are one pattern or a list, on an object without other names."""
+    if _says_nothing(value) or value == {"type": "string"}:
+        return True
+    if not isinstance(value, dict):
+        return False
+    others, known = found.get("additionalProperties", True), found.get("properties", {})
+    names = {key: one for key, one in value.items() if (key, one) != ("type", "string")}
+    has_list = isinstance(names.get("enum"), list) and isinstance(known, dict)
+    if has_list and len(names) == 1 and "patternProperties" not in found:
+        allowed = [name for name in names["enum"] if isinstance(name, str)]
+        found["properties"] = {name: known.get(name, others) for name in allowed} | {
+            name: False for name in known if name not in allowed
+        }
+    elif isinstance(names.get("pattern"), str) and len(names) == 1 and not _names_properties(found):
+        found["patternProperties"] = {names["pattern"]: others}
+    else:
+        return False
+    found["additionalProperties"] = False
+    return True
+
+
+def _names_properties(found: Mapping[str, Any]) -> bool:
+    return bool(found.get("properties") or found.get("patternProperties"))
+
+
+def _requires(found: dict[str, Any], dependent: Mapping[str, Any]) -> bool:
+    """Enforce `dependentRequired` by an alternative for each key: the key is absent, or all are required."""
+    dependent = {key: names for key, names in dependent.items() if names}
+    if len(dependent) > _MAX_DEPENDENT or not all(isinstance(names, list) for names in dependent.values()):
+        return False
+    choices = [
+        {"anyOf": [{"required": [key, *names]}, {"properties": {key: False}}]}
+        for key, names in dependent.items()
+    ]
+    if choices:
+        found["allOf"] = [*found.get("allOf", ()), *choices]
+    return True
+
+
+def _closes(other: str) -> Rewrite:
+    """Enforce `unevaluated...` where no other schema evaluates: then it is what `other` is."""
+
+    def rewrite(found: dict[str, Any], value: Schema) -> bool:
+        if any(name in found for name in ("anyOf", "oneOf", "allOf", "$ref")):
+            return _says_nothing(value)
+        found.setdefault(other, value)
+        return True
+
+    return rewrite
+
+
+def _excludes(alternatives: list[Schema]) -> bool:
+    """Return whether no value matches two alternatives, as far as types and constants tell."""
+    pairs = ((a, b) for i, a in enumerate(alternatives) for b in alternatives[:i])
+    return all(_differ(a, b) for a, b in pairs)
+
+
+def _differ(first: Schema, second: Schema) -> bool:
+    if not isinstance(first, dict) or not isinstance(second, dict):
+        return False in (first, second)
+    ours, theirs = _types(first), _types(second)
+    if ours and theirs and not ours & theirs:
+        return True
+    if (values := _constants(first)) is not None and (others := _constants(second)) is not None:
+        return all(value != other for value in values for other in others)
+    return ours == theirs == {"object"} and any(
+        _differ(first["properties"][name], second["properties"][name])
+        for name in _required(first)
+        if name in set(_required(second))
+    )
+
+
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    kind = schema.get("type")
+    kinds = kind if isinstance(kind, list) else [kind]
+    found = {one for one in kinds if isinstance(one, str)}
+    return found | {"integer"} if "number" in found else found
+
+
+def _constants(schema: Mapping[str, Any]) -> list[Any] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+_REWRITES: dict[str, Rewrite] = {
+    "if": _condition,
+    "then": lambda *_: True,  # without `if` it says nothing
+    "else": lambda *_: True,
+    "not": lambda _, value: value is False,
+    "uniqueItems": lambda found, value: value is False or _at_most(found.get("maxItems"), 1),
+    "contains": _contains,
+    "minContains": lambda *_: True,  # without `contains` it says nothing
+    "maxContains": lambda *_: True,
+    "propertyNames": _names,
+    "dependencies": _dependencies,
+    "dependentRequired": _dependencies,
+    "dependentSchemas": lambda _, value: isinstance(value, dict) and all(map(_says_nothing, value.values())),
+    "unevaluatedProperties": _closes("additionalProperties"),
+    "unevaluatedItems": _closes("items"),
+    "$dynamicAnchor": _anchor,
+    "$dynamicRef": _reference,  # of one document, what these refer to is what `$ref` does
+    "$recursiveRef": _reference,
+    "oneOf": _one_of,
+}
+"""Keywords that the library lacks. Each function gets a schema without its keyword, and the value; it makes
+the schema say the same in other keywords and returns True, or returns False."""
+
+
+def _required(schema: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the properties that are required and described."""
+    names, properties = schema.get("required"), schema.get("properties")
+    if isinstance(names, list) and isinstance(properties, dict):
+        yield from (name for name in names if isinstance(name, str) and name in properties)
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")

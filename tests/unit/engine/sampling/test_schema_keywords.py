@@ -1,0 +1,146 @@
+"""Keywords of JSON schemas: annotations go, what the library lacks is said otherwise or named."""
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.errors import UsageError
+from penstock.engine.sampling.grammar_text import json_schema
+from penstock.engine.sampling.grammars import GrammarCompiler
+from penstock.engine.sampling.schema_keywords import FORMATS, enforceable
+from penstock.text.tokenizer import train_tokenizer
+from tests.examples import examples
+
+TOKENIZER = train_tokenizer(["a"] * 3, vocab_size=257)
+END = 0
+GRAMMARS = GrammarCompiler(TOKENIZER, vocab_size=TOKENIZER.vocab_size, end_ids={END})
+NAMES = st.sampled_from(["a", "b", "c"])
+VALUES = st.recursive(
+    st.sampled_from([None, True, 0, 1, 1.5, "a", "bb"]),
+    lambda each: st.lists(each, max_size=3) | st.dictionaries(NAMES, each, max_size=3),
+    max_leaves=4,
+)
+TYPES = st.sampled_from(["null", "boolean", "integer", "number", "string", "array", "object"])
+COUNTS = st.integers(0, 3)
+
+
+def keywords_with(each):
+    some, several = st.lists(NAMES, max_size=2), st.dictionaries(NAMES, each, max_size=2)
+    return {
+        "type": TYPES | st.lists(TYPES, min_size=1, max_size=2, unique=True),
+        "const": VALUES,
+        "enum": st.lists(VALUES, min_size=1, max_size=3),
+        "properties": several,
+        "required": st.lists(NAMES, max_size=2, unique=True),
+        "additionalProperties": each,
+        "items": each,
+        "minItems": COUNTS,
+        "maxItems": COUNTS,
+        "anyOf": st.lists(each, min_size=1, max_size=2),
+        "oneOf": st.lists(each, min_size=1, max_size=2),
+        "not": each,
+        "if": each,
+        "then": each,
+        "else": each,
+        "contains": each,
+        "minContains": COUNTS,
+        "maxContains": COUNTS,
+        "uniqueItems": st.booleans(),
+        "propertyNames": st.booleans()
+        | st.sampled_from(
+            [{}, {"pattern": "^a"}, {"enum": ["a", "b"]}, {"type": "string"}, {"maxLength": 1}]
+        ),
+        "dependentRequired": st.dictionaries(NAMES, some.map(lambda names: sorted(set(names))), max_size=2),
+        "dependentSchemas": several,
+        "unevaluatedProperties": each,
+        "unevaluatedItems": each,
+        "format": st.sampled_from(["color", "date", "int32"]),
+        "contentEncoding": st.just("base64"),
+        "examples": st.lists(VALUES, max_size=1),
+    }
+
+
+SCHEMAS = st.recursive(
+    st.booleans() | st.just({}),
+    lambda each: st.lists(st.sampled_from(sorted(keywords_with(each))), max_size=4, unique=True).flatmap(
+        lambda names: st.fixed_dictionaries({name: keywords_with(each)[name] for name in names})
+    ),
+    max_leaves=6,
+).filter(lambda schema: isinstance(schema, dict))
+
+
+def accepts(schema, value):
+    return jsonschema.Draft202012Validator(schema).is_valid(value)
+
+
+@given(schema=SCHEMAS, values=st.lists(VALUES, min_size=1, max_size=12))
+@examples(1500)
+def test_what_is_enforced_says_the_same_and_what_is_not_is_named(schema, values):
+    found = enforceable(schema, strict=False)
+    assert enforceable(found.schema, strict=True).schema == found.schema
+    for value in values:
+        if not found.not_enforced:
+            assert accepts(found.schema, value) == accepts(schema, value)
+        else:
+            assert accepts(found.schema, value) or not accepts(schema, value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "not_enforced"),
+    [
+        ({"type": "string", "format": "hal"}, ()),
+        ({"contentEncoding": "base64", "contentMediaType": "image/png", "examples": ["a"]}, ()),
+        ({"$schema": "mine", "title": "a", "x-mine": {"not": {}}, "const": {"not": {}}}, ()),
+        ({"type": "array", "uniqueItems": True}, ("uniqueItems at #",)),
+        ({"type": "array", "uniqueItems": True, "maxItems": 1}, ()),
+        ({"properties": {"a/b": {"items": {"not": {}}}}}, ("not at #/properties/a~1b/items",)),
+        ({"oneOf": [{"type": "string"}, {"type": "null"}]}, ()),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, ("oneOf at #",)),
+        (
+            {"oneOf": [
+                {"type": "object", "properties": {"k": {"const": kind}}, "required": ["k"]} for kind in "ab"
+            ]},
+            (),
+        ),
+        ({"dependentRequired": {name: ["x"] for name in "abcd"}}, ("dependentRequired at #",)),
+        ({"if": {"type": "object"}, "then": {"required": ["a"]}}, ("if at #",)),
+        ({"$defs": {"a": {"$dynamicAnchor": "x", "type": "null"}}, "$dynamicRef": "#x"}, ()),
+        ({"contains": 5, "propertyNames": "a", "dependentRequired": 1, "oneOf": {}, "items": 3},
+         ("contains at #", "propertyNames at #", "dependentRequired at #")),
+    ],
+)  # fmt: skip
+def test_keywords_that_are_not_enforced_are_named_with_their_paths(schema, not_enforced):
+    assert enforceable(schema, strict=False).not_enforced == not_enforced
+    if not_enforced:
+        with pytest.raises(UsageError, match="cannot be enforced") as refused:
+            enforceable(schema, strict=True, key="function 'f'")
+        assert f"{not_enforced[0]} of function 'f'" in str(refused.value)
+
+
+@pytest.mark.parametrize("form", [*sorted(FORMATS), "regex", "json-pointer", "idn-email", "password"])
+def test_formats_are_enforced_or_annotations(form):
+    GRAMMARS.matcher(json_schema({"type": "string", "format": form}))
+    assert ("format" in enforceable({"format": form}, strict=True).schema) == (form in FORMATS)
+
+
+@pytest.mark.parametrize(
+    ("schema", "yes", "no"),
+    [
+        ({"dependentRequired": {"a": ["b"], "b": ["c"]}}, ["{}", '{"b":1,"c":1}'], ['{"a":1}', '{"b":1}']),
+        ({"dependencies": {"a": ["b"]}}, ["{}", '{"a":1,"b":1}'], ['{"a":1}']),
+        ({"propertyNames": {"pattern": "^a"}}, ["{}", '{"ab":1}'], ['{"b":1}']),
+        ({"propertyNames": {"enum": ["a", "b"]}}, ["{}", '{"a":1}'], ['{"c":1}']),
+        ({"type": "array", "contains": {}, "minContains": 2}, ["[1,2]"], ["[1]"]),
+        ({"$defs": {"a": {"$dynamicAnchor": "x", "type": "null"}}, "$dynamicRef": "#x"}, ["null"], ["1"]),
+        ({"oneOf": [{"properties": {"a": {}}}, {"required": ["b"]}]}, ['{"a":1}'], []),
+    ],
+)  # fmt: skip
+def test_the_library_holds_answers_to_what_was_rewritten(schema, yes, no):
+    schema = schema if "type" in schema or "$defs" in schema else {"type": "object", **schema}
+    schema = enforceable(schema, strict=False).schema
+    for text, is_right in (*((text, True) for text in yes), *((text, False) for text in no)):
+        tokens = TOKENIZER.encode(text)
+        matcher = GRAMMARS.matcher(json_schema(schema))
+        taken = [matcher.allowed(tokens[:n])[token] for n, token in enumerate([*tokens, END])]
+        assert all(taken) == is_right
