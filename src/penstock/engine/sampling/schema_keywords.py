@@ -106,11 +106,11 @@ def _dependencies(found: dict[str, Any], value: Schema) -> bool:
 
 
 def _anchor(found: dict[str, Any], value: Schema) -> bool:
-    return found.setdefault("$anchor", value) == value
+    return bool(found.setdefault("$anchor", value) == value)
 
 
 def _reference(found: dict[str, Any], value: Schema) -> bool:
-    return found.setdefault("$ref", value) == value
+    return bool(found.setdefault("$ref", value) == value)
 
 
 def _one_of(found: dict[str, Any], value: Schema) -> bool:
