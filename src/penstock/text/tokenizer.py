@@ -22,6 +22,7 @@ from penstock.core.errors import InputError, PackageMissing, UsageError
 from penstock.core.files import write_atomic
 from penstock.core.packages import Package
 from penstock.core.units import mib
+from penstock.text.safe_cuts import SafeCuts, safe_cuts
 from penstock.text.special_tokens import SpecialTokenGuard, ids_of, is_of_library, panic_of
 
 if TYPE_CHECKING:
@@ -185,8 +186,14 @@ class Tokenizer:
 
         Token offsets are not computed. The library returns ids as a list of numbers, which `array` reads
         three times as fast as numpy does.
+
+        Raises:
+            ModelError: the library panicked.
         """
-        found = self._plain.encode_batch_fast(texts, add_special_tokens=False)
+        try:
+            found = self._plain.encode_batch_fast(texts, add_special_tokens=False)
+        except BaseException as error:  # a panic of the Rust library is no Exception
+            raise panic_of(error) from None
         return [np.asarray(array("I", encoding.ids)) for encoding in found]
 
     def encode_special_batch(self, texts: list[str]) -> list[list[int]]:
@@ -224,6 +231,12 @@ class Tokenizer:
         for form in self._forms or ():
             text = unicodedata.normalize(form, text)
         return _num_bytes(text) > most
+
+    @cached_property
+    def safe_cuts(self) -> SafeCuts | None:
+        """Places at which `encode_batch` may be given a text in pieces; None: it has none."""
+        normalizer = self._plain.normalizer
+        return safe_cuts(json.loads(self._plain.to_str()), normalizer.normalize_str if normalizer else str)
 
     @cached_property
     def start_ids(self) -> tuple[int, ...]:

@@ -16,19 +16,15 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer([PROSE], vocab_size=400)
 
 
-@pytest.mark.parametrize("size", [50, 64, 97, 1000])
-def test_pieces_of_prose_have_the_ids_of_the_whole(tokenizer: Tokenizer, size: int) -> None:
-    pieces = list(pieces_of(PROSE, size=size))
-    assert "".join(pieces) == PROSE
-    assert max(map(len, pieces)) <= size
-    assert [token for ids in tokenizer.encode_batch(pieces) for token in ids] == tokenizer.encode(PROSE)
+def test_pieces_of_prose_have_the_ids_of_the_whole(tokenizer: Tokenizer) -> None:
+    pieces = pieces_of(PROSE, tokenizer, size=97)
+    assert "".join(piece for _, piece in pieces) == PROSE
+    assert max(len(piece) for _, piece in pieces) < 2 * 97
 
 
 @pytest.mark.parametrize("text", ["x" * 100, " " * 100, "\n" * 100, "\r\n" * 50, "日" * 100, "a\n" * 50])
-def test_text_without_good_places_to_cut_is_still_whole(text: str) -> None:
-    pieces = list(pieces_of(text, size=16))
-    assert "".join(pieces) == text
-    assert all(0 < len(piece) <= 16 for piece in pieces)
+def test_text_without_good_places_to_cut_is_whole(tokenizer: Tokenizer, text: str) -> None:
+    assert pieces_of(text, tokenizer, size=16) == [("", text)]
 
 
 def test_records_come_out_in_order_whatever_the_batches(
@@ -39,7 +35,7 @@ def test_records_come_out_in_order_whatever_the_batches(
     for batch_bytes in (1, 30, 10**6):
         monkeypatch.setattr(tokenize, "_BATCH_BYTES", batch_bytes)
         monkeypatch.setattr(tokenize, "PIECE_CHARS", 16)
-        batches = tokenised(enumerate(records), tokenizer.encode_batch, dtype=np.uint16, eos_id=0)
+        batches = tokenised(enumerate(records), tokenizer, dtype=np.uint16, eos_id=0)
         for (number, record), tokens in (item for batch in batches for item in batch):
             if isinstance(record.content, Rejection):
                 assert tokens is None
@@ -48,4 +44,31 @@ def test_records_come_out_in_order_whatever_the_batches(
                 assert tokens is not None
                 assert tokens.dtype == np.uint16
                 assert tokens[-1] == 0
-                assert tokenizer.decode(tokens[:-1].tolist()) == texts[number]
+                assert tokens[:-1].tolist() == tokenizer.encode(texts[number])
+
+
+def test_a_text_that_cannot_be_cut_is_rejected_above_the_limit_and_told_of_below(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("PIECE_CHARS", 16), ("WHOLE_BYTES", 300), ("_TOLD_BYTES", 150)):
+        monkeypatch.setattr(tokenize, name, value)
+    texts = ["日" * 60, "日" * 101, "the cat " * 100]
+    records = [Record(i, document_of(text), 0) for i, text in enumerate(texts)]
+    told: list[tuple[int, int]] = []
+    [batch] = tokenised(
+        enumerate(records),
+        tokenizer,
+        dtype=np.uint16,
+        eos_id=None,
+        on_whole=lambda place, size: told.append((place[1].index, size)),
+    )
+    (_, whole), ((_, rejected), none), (_, cut) = batch
+    assert told == [(0, 180)]
+    assert whole is not None
+    assert whole.tolist() == tokenizer.encode(texts[0])
+    assert none is None
+    assert isinstance(rejected.content, Rejection)
+    assert rejected.content.kind == "too_large"
+    assert "303 B of text" in rejected.content.reason
+    assert cut is not None
+    assert cut.tolist() == tokenizer.encode(texts[2])

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Literal
@@ -11,6 +12,7 @@ import numpy as np
 
 from penstock.core.arrays import Bits, Tokens
 from penstock.core.errors import CorpusError
+from penstock.core.units import mib
 from penstock.data.corpus.manifest import ColumnEntry
 from penstock.data.prepare.chat_tokens import ChatEncoder, Encoded
 from penstock.data.prepare.columnar import TABULAR
@@ -20,10 +22,12 @@ from penstock.data.prepare.inputs import is_code, shown
 from penstock.data.prepare.journal import Journal, JournalEntry, open_journal, read_journal, remove_strays
 from penstock.data.prepare.plan import InputFile, OnProgress, PreparationPlan, Progress
 from penstock.data.prepare.shards import ShardBuilder
-from penstock.data.prepare.tokenize import RecordPosition, tokenised
+from penstock.data.prepare.tokenize import OnWhole, RecordPosition, tokenised
 from penstock.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+
+_WHOLE_MEMORY = 125  # bytes per byte of text, with usual tokenizers
 
 OnEntries = Callable[[Sequence[JournalEntry]], None]
 """Callback with the whole journal; every entry is on disk."""
@@ -61,7 +65,7 @@ def fill_shards(
         OSError: the disk is full; the folder can be continued later.
     """
     entries = read_journal(out)
-    last = entries[-1] if entries else JournalEntry(tokenizer=tokenizer.fingerprint)
+    last = entries[-1] if entries else JournalEntry(tokenizer=tokenizer.fingerprint, whole_texts=True)
     if last.tokenizer != tokenizer.fingerprint:
         fix = "Use --restart to prepare the folder again, or another --out."
         raise CorpusError(f"tokenizer.json in {out} is not the one its shards were made with", fix=fix)
@@ -77,7 +81,7 @@ def fill_shards(
         filler = _Filler(out, journal, builder, entries, plan=plan, on_entries=on_entries, html=options.html)
         on_progress(filler.progress(last.input, 0))
         places = _places(plan.files, options, last)
-        for batch in _encoded(places, tokenizer, dtype, chats):
+        for batch in _encoded(places, tokenizer, dtype, chats, on_whole=partial(_say_whole, plan.files)):
             for (number, record), tokens, found in batch:
                 filler.take(number, record, tokens, found)
             on_progress(filler.progress(number, record.consumed))
@@ -90,10 +94,13 @@ def _encoded(
     tokenizer: Tokenizer,
     dtype: type[np.uint16 | np.uint32],
     chats: Callable[[], ChatEncoder] | None,
+    *,
+    on_whole: OnWhole,
 ) -> Iterator[list[Encoded]]:
     """Yield batches of records with their tokens and columns."""
     if chats is None:
-        for batch in tokenised(places, tokenizer.encode_batch, dtype=dtype, eos_id=tokenizer.eos_id):
+        eos_id = tokenizer.eos_id
+        for batch in tokenised(places, tokenizer, dtype=dtype, eos_id=eos_id, on_whole=on_whole):
             yield [(place, tokens, {}) for place, tokens in batch]
         return
     with closing(chats()) as encoder:
@@ -208,6 +215,18 @@ def _say_extracted(file: InputFile, index: int) -> None:
         "mark-up, menus and scripts."
     )
     log.warning("html_extracted source=%s record=%d", shown(file.path), index + 1, extra={"told": message})
+
+
+def _say_whole(files: Sequence[InputFile], place: RecordPosition, num_bytes: int) -> None:
+    file, index = files[place[0]], place[1].index
+    message = (
+        f"{_where(file, index)} has {mib(num_bytes)} of text in which this tokenizer's rules allow no cut. "
+        f"It is encoded as a whole, on one core, in about {mib(_WHOLE_MEMORY * num_bytes)} of memory."
+    )
+    told = {"told": message}
+    log.info(
+        "encoding_whole source=%s record=%d bytes=%d", shown(file.path), index + 1, num_bytes, extra=told
+    )
 
 
 def _where(file: InputFile, index: int) -> str:

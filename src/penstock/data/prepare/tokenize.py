@@ -1,15 +1,14 @@
 """Tokenization: documents to token ids, in order, on all cores, in bounded memory.
 
-While one batch is encoded (in native threads that leave Python free) the next one is read. A document above
-PIECE_CHARS is encoded in pieces, because the library needs some 25 times a text's size in memory and uses one
-core per text. Pieces end, if possible, where a single newline or space is between two visible characters: the
-usual splitting rules (GPT-2's and its successors) always split there, so the ids are those of the whole
-document.
+While one batch is encoded (in native threads that leave Python free) the next one is read. The ids are those
+of the whole text. The library uses one core per text, and up to 300 times a text's size in memory, so a
+document above PIECE_CHARS is encoded in pieces if the tokenizer has safe cuts (see text/safe_cuts.py). What
+cannot be cut is encoded as a whole up to WHOLE_BYTES, and rejected above.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from typing import cast
 
@@ -17,73 +16,85 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.arrays import Tokens
+from penstock.core.units import mib
 from penstock.data.prepare.documents import Document, RawChat, Record, Rejection
+from penstock.text.tokenizer import Tokenizer
 
 PIECE_CHARS = 2**18
+WHOLE_BYTES = 16 * 2**20
+"""Largest text, in bytes, that is encoded as a whole. Measured with tokenizers 0.23: 1.4 to 2 GiB with the
+tokenizers of GPT-2, Llama 2, BERT and T5, and 4.7 GiB if each character is a token."""
 _BATCH_BYTES = 2 * 2**20
 _BATCH_RECORDS = 8192
-
-_GOOD_CUT = re.compile(r"(?<=\S\n)(?=\S)|(?<=\S)(?= \S)")
+_TOLD_BYTES = 4 * 2**20
 
 RecordPosition = tuple[int, Record]
 """Record and the number of its input file."""
-Encode = Callable[[list[str]], list[npt.NDArray[np.uint32]]]
+Pieces = list[tuple[str, str]]
+"""Pieces of a text: for each the character before it, "" for the first, and its text."""
+OnWhole = Callable[[RecordPosition, int], None]
+"""Callback with a record and the bytes of a long text in it that has no safe cut."""
 
 
 def tokenised(
     places: Iterable[RecordPosition],
-    encode: Encode,
+    tokenizer: Tokenizer,
     *,
     dtype: type[np.uint16 | np.uint32],
     eos_id: int | None,
+    on_whole: OnWhole = lambda _place, _bytes: None,
 ) -> Iterator[list[tuple[RecordPosition, Tokens | None]]]:
     """Yield batches of records with their tokens (None for a rejection), in the given order.
 
+    A document that has no safe cut and is longer than WHOLE_BYTES is rejected.
+
     Args:
-        encode: texts -> ids; called from one other thread, for one batch at a time.
+        tokenizer: used by one other thread, for one batch at a time.
         eos_id: appended to every document; None: nothing is appended.
+        on_whole: called before a text of more than 4 MiB is encoded as a whole.
     """
     pool = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
     ahead: Future[list[Tokens]] | None = None
     before: list[RecordPosition] = []
     try:
-        for batch in batches(places, most_bytes=_BATCH_BYTES, most_records=_BATCH_RECORDS):
-            texts = [r.content.text for _, r in batch if isinstance(r.content, Document)]
-            following = pool.submit(_encode_all, texts, encode, dtype, eos_id)
+        for records in batches(places, most_bytes=_BATCH_BYTES, most_records=_BATCH_RECORDS):
+            cut = [_cut(place, tokenizer, on_whole) for place in records]
+            texts = [pieces for _, pieces in cut if pieces is not None]
+            following = pool.submit(_encode_all, texts, tokenizer, dtype, eos_id)
             if ahead is not None:
                 yield _joined(before, ahead.result())
-            ahead, before = following, batch
+            ahead, before = following, [place for place, _ in cut]
         if ahead is not None:
             yield _joined(before, ahead.result())
     finally:  # after Ctrl-C, batches that have not begun are dropped
         pool.shutdown(cancel_futures=True)
 
 
-def pieces_of(text: str, *, size: int) -> Iterator[str]:
-    """Cut a text into pieces of at most `size` characters, at line ends where possible.
-
-    >>> list(pieces_of("one\\ntwo\\nthree", size=9))
-    ['one\\ntwo\\n', 'three']
-    """
-    start = 0
-    while len(text) - start > size:
-        stop = _cut(text, start, start + size)
-        yield text[start:stop]
-        start = stop
-    yield text[start:]
+def pieces_of(text: str, tokenizer: Tokenizer, *, size: int) -> Pieces:
+    """Cut a text at safe cuts into pieces of at least `size` characters, but for the last."""
+    cuts = tokenizer.safe_cuts if len(text) > size else None
+    edges = [0, *(cuts.places(text, size=size) if cuts else ()), len(text)]
+    return [(text[start - 1 : start] if start else "", text[start:stop]) for start, stop in pairwise(edges)]
 
 
-def _cut(text: str, start: int, limit: int) -> int:
-    """Return the last suitable cut in (start, limit], searching back at most 4,096 characters."""
-    low = max(start + 1, limit - 4096)
-    # Two characters after the cut must be seen, so the window reaches beyond the limit.
-    window = text[low - 1 : limit + 2]
-    cuts = [found.start() for found in _GOOD_CUT.finditer(window)]
-    cuts = [low - 1 + cut for cut in cuts if start < low - 1 + cut <= limit]
-    if cuts:
-        return cuts[-1]
-    newline = text.rfind("\n", low, limit)
-    return newline + 1 if newline > 0 else limit
+def _cut(
+    place: RecordPosition, tokenizer: Tokenizer, on_whole: OnWhole
+) -> tuple[RecordPosition, Pieces | None]:
+    """Return a record and the pieces of its text; None if it is or becomes a rejection."""
+    number, record = place
+    if not isinstance(record.content, Document):
+        return place, None
+    pieces = pieces_of(record.content.text, tokenizer, size=PIECE_CHARS)
+    largest = max(len(piece) if piece.isascii() else len(piece.encode()) for _, piece in pieces)
+    if largest > WHOLE_BYTES:
+        reason = (
+            f"{mib(largest)} of text that this tokenizer's rules allow no cut in; the limit is "
+            f"{mib(WHOLE_BYTES)}: split the document"
+        )
+        return (number, replace(record, content=Rejection("too_large", reason))), None
+    if largest > _TOLD_BYTES:
+        on_whole(place, largest)
+    return place, pieces
 
 
 def batches(
@@ -104,7 +115,7 @@ def batches(
 
 
 def _encode_all(
-    texts: list[str], encode: Encode, dtype: type[np.uint16 | np.uint32], eos_id: int | None
+    texts: list[Pieces], tokenizer: Tokenizer, dtype: type[np.uint16 | np.uint32], eos_id: int | None
 ) -> list[Tokens]:
     """Return the tokens of each text, as slices of one array per batch.
 
@@ -114,7 +125,7 @@ def _encode_all(
     lengths = np.full(len(texts), int(eos_id is not None), np.int64)
     owners: list[int] = []
     for group in _groups(texts):
-        pieces += encode([piece for _, piece in group])
+        pieces += _encode_pieces([piece for _, piece in group], tokenizer)
         owners += [owner for owner, _ in group]
     np.add.at(lengths, owners, [len(ids) for ids in pieces])
     ends = np.cumsum(lengths).tolist()
@@ -130,13 +141,21 @@ def _encode_all(
     return cast("list[Tokens]", [tokens[a:b] for a, b in pairwise([0, *ends])])
 
 
-def _groups(texts: list[str]) -> Iterator[list[tuple[int, str]]]:
-    group: list[tuple[int, str]] = []
+def _encode_pieces(pieces: Pieces, tokenizer: Tokenizer) -> list[npt.NDArray[np.uint32]]:
+    """Return the ids of each piece, without those of the character before it."""
+    before = sorted({letter for letter, _ in pieces if letter})
+    encoded = tokenizer.encode_batch([*before, *(letter + piece for letter, piece in pieces)])
+    num_ids = {"": 0} | {letter: len(ids) for letter, ids in zip(before, encoded, strict=False)}
+    return [ids[num_ids[letter] :] for (letter, _), ids in zip(pieces, encoded[len(before) :], strict=True)]
+
+
+def _groups(texts: list[Pieces]) -> Iterator[list[tuple[int, tuple[str, str]]]]:
+    group: list[tuple[int, tuple[str, str]]] = []
     size = 0
-    for owner, text in enumerate(texts):
-        for piece in pieces_of(text, size=PIECE_CHARS):
+    for owner, pieces in enumerate(texts):
+        for piece in pieces:
             group.append((owner, piece))
-            size += len(piece)
+            size += len(piece[1])
             if size >= _BATCH_BYTES:
                 yield group
                 group, size = [], 0
