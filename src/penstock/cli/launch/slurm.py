@@ -2,12 +2,11 @@
 
 import argparse
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 
 from penstock.cli import launch_plan
 from penstock.cli.streams import complain
-from penstock.core.errors import PenstockError, UsageError
+from penstock.core.errors import PenstockError
 from penstock.core.units import duration
 from penstock.launch.engines.slurm_queue import (
     check_partitions,
@@ -17,7 +16,7 @@ from penstock.launch.engines.slurm_queue import (
 )
 from penstock.launch.render.rendered import Rendered
 from penstock.launch.render.slurm import render
-from penstock.launch.spec import check_no_secret_in
+from penstock.launch.sbatch_options import check_extra
 
 EPILOG = """\
 One batch script is written into RUN/launch and submitted. It examines the nodes, starts the ranks on all of
@@ -35,32 +34,6 @@ checkpoint
 """
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_RENDERED = {
-    "nodes": "N",
-    "ntasks": "n",
-    "requeue": "",
-    "no-requeue": "",
-    "open-mode": "",
-    "output": "o",
-    "signal": "",
-    "job-name": "J",
-    "time": "t",
-    "partition": "p",
-    "account": "A",
-}
-"""Options that the script sets itself, with their letters: given twice, Slurm would take the last."""
-_MULTIPLYING = {
-    "array": "a",
-    "ntasks-per-core": "",
-    "ntasks-per-gpu": "",
-    "ntasks-per-node": "",
-    "ntasks-per-socket": "",
-    "ntasks-per-tres": "",
-    "tasks-per-node": "",
-}
-"""Options by which several supervisors would run in one folder, or several processes start a node's ranks."""
-_FLAGS = "HOQsvW"
-"""Letters of sbatch that take no value, so that others may follow."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,12 +80,12 @@ def run(arguments: argparse.Namespace) -> int:
         time_limit_s=arguments.time_limit,
         max_requeues=arguments.max_requeues,
         doctor=arguments.doctor,
-        extras=tuple(map(_extra, arguments.sbatch)),
+        extras=tuple(map(check_extra, arguments.sbatch)),
     )
     rendered = render(plan.spec)
     from penstock.launch.engines import slurm
 
-    slurm.check_secrets(plan.spec)
+    slurm.check_shell(plan.spec)
     measured = launch_plan.measured(plan.folder.run)
     if arguments.dry_run:
         asked = slurm.asked_partitions(plan.spec, is_tried=True)
@@ -157,40 +130,3 @@ def seconds(text: str) -> float:
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90m, 24h or 2d")
     return float(match[1]) * _UNITS[match[2]]
-
-
-def _extra(text: str) -> str:
-    if not text.startswith("-") or not text.isprintable():
-        raise UsageError("--sbatch takes an option of sbatch", got=text, fix="Example: --sbatch=--qos=long.")
-    check_no_secret_in([text], where="--sbatch")
-    for word in text.split():
-        if ours := _option_of(word, _RENDERED):
-            raise UsageError(
-                f"The script sets --{ours} itself",
-                got=text,
-                fix="What can be changed has an option of its own: penstock launch slurm --help.",
-            )
-        if theirs := _option_of(word, _MULTIPLYING):
-            raise UsageError(
-                f"--{theirs} would start the run several times: it is one job, with one process on each node "
-                "that starts the others",
-                got=text,
-                fix="Leave it out; --nodes and --processes say how many processes there are.",
-            )
-    return text
-
-
-def _option_of(word: str, known: Mapping[str, str]) -> str:
-    """Return the known option that a word sets; empty: none. sbatch takes abbreviations.
-
-    Args:
-        known: options with their letters.
-
-    >>> [_option_of(word, _RENDERED) for word in ("--part=x", "-HN8", "--qos=long", "8")]
-    ['partition', 'nodes', '', '']
-    """
-    if word.startswith("--"):
-        name = word[2:].partition("=")[0]
-        return next((option for option in known if option.startswith(name)), "")
-    letter = word[1:].lstrip(_FLAGS)[:1] if word.startswith("-") else ""
-    return next((option for option, short in known.items() if letter and letter == short), "")

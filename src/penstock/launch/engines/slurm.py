@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.core import clock
+from penstock.core import clock, env
 from penstock.core.errors import PenstockError
 from penstock.core.files import write_atomic
 from penstock.launch.engines.engine import JobState
@@ -17,6 +17,7 @@ from penstock.launch.engines.slurm_commands import (
     SlurmSilent,
     SlurmUnreachable,
     find_command,
+    job_id,
     query_job,
     run_slurm,
     try_script,
@@ -33,6 +34,7 @@ from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.node import secret_values
 from penstock.launch.render.rendered import Rendered
 from penstock.launch.render.slurm import OUTPUT, render
+from penstock.launch.sbatch_options import check_variables
 from penstock.launch.spec import NodeRange, RunSpec
 
 _LOOK_S = 1.0
@@ -47,7 +49,7 @@ def submit(spec: RunSpec, folder: JobFolder, rendered: Rendered) -> str:
     """
     find_command("sbatch")
     check_queue(spec)
-    check_secrets(spec)
+    check_shell(spec)
     folder.make()
     folder.forget()
     written = [*map(Path, rendered.files), folder.path / "spec.json"]
@@ -56,7 +58,7 @@ def submit(spec: RunSpec, folder: JobFolder, rendered: Rendered) -> str:
         for path, content in rendered.files.items():
             write_atomic(Path(path), content)
         folder.write_spec(spec)
-        ident = run_slurm(*rendered.commands[0]).strip().partition(";")[0]
+        ident = job_id(run_slurm(*rendered.commands[0]))
     except SlurmSilent:
         ident = _queued_as(rendered.commands[0][-1])
         if not ident:
@@ -85,12 +87,13 @@ def _queued_as(script: str) -> str:
     return max(found, key=int, default="")
 
 
-def check_secrets(spec: RunSpec) -> None:
-    """Refuse a run whose secrets are variables that this shell, which hands them on, does not have.
+def check_shell(spec: RunSpec) -> None:
+    """Refuse a run if this shell lacks the secrets that it hands on, or has variables that change the job.
 
     Raises:
         UsageError: the message names the variable.
     """
+    check_variables(env.variables("SBATCH_", "SLURM_"), spec)
     secret_values([secret for secret in spec.secrets if secret.source.startswith("env:")])
 
 
@@ -199,7 +202,7 @@ class _Slurm:
     def resize(self, job: Job, folder: JobFolder, nodes: NodeRange) -> str:
         """Stop the job after saving, and submit it for another number of nodes."""
         spec = folder.spec().resized(nodes)
-        check_secrets(spec)
+        check_shell(spec)
         check_queue(spec)
         rendered = render(spec)
         checked_by_slurm(rendered)  # before anything is stopped

@@ -77,6 +77,26 @@ def query_job(*words: str) -> str:
     return "" if done.returncode else done.stdout
 
 
+def job_id(answer: str) -> str:
+    """Return the number of a job from what `sbatch --parsable` prints: NUMBER, or NUMBER;CLUSTER.
+
+    Raises:
+        PenstockError: there is none, so no job is known to be submitted.
+
+    >>> job_id("1234;cluster")
+    '1234'
+    """
+    lines = answer.split()
+    ident = lines[-1].partition(";")[0] if lines else ""
+    if not (ident.isascii() and ident.isdigit()):
+        raise PenstockError(
+            "sbatch printed no number of a job",
+            got=answer.strip()[:200] or "nothing",
+            fix="Look for the job: squeue --me. The sbatch in PATH must heed --parsable.",
+        )
+    return ident
+
+
 def try_script(script: str) -> str:
     """Return what `sbatch --test-only` says of a batch script.
 

@@ -21,6 +21,7 @@ from penstock.core.env import RENDEZVOUS_KEY
 from penstock.core.errors import PenstockError
 from penstock.core.files import write_atomic
 from penstock.core.units import plural
+from penstock.launch.engines.slurm_commands import job_id
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.render.slurm import Joining, render_join
 from penstock.launch.spec import RunSpec
@@ -191,8 +192,7 @@ class NodeGrowth:
         path, script = render_join(self._spec, joining)
         write_atomic(Path(path), script)
         words = ("sbatch", "--parsable", "--export=ALL", path)
-        said = self._run(*words, as_new=True, more={RENDEZVOUS_KEY: self._key})
-        ident = said.strip().partition(";")[0]
+        ident = job_id(self._run(*words, as_new=True, more={RENDEZVOUS_KEY: self._key}))
         job = JoiningJob(ident=ident, nodes=range(first, first + missing))
         self._asked.append(job)
         cause = f"{plural(missing, 'node')} fewer than {self._spec.nodes.most}: job {ident} waits for more"

@@ -8,7 +8,7 @@ from penstock.core.errors import PenstockError, UsageError
 from penstock.launch.engines import slurm, slurm_commands
 from penstock.launch.engines.slurm import (
     ENGINE,
-    check_secrets,
+    check_shell,
     checked_by_slurm,
     submit,
 )
@@ -46,7 +46,7 @@ def test_a_slurm_that_cannot_be_reached_is_told_and_a_dry_run_says_that_it_asked
 def test_a_secret_that_this_shell_does_not_have_is_missed_before_a_dry_run_ends(monkeypatch):
     monkeypatch.delenv("NOSUCH", raising=False)
     with pytest.raises(UsageError, match="The variable NOSUCH"):
-        check_secrets(make_spec(secrets=(Secret(name="TOKEN", source="env:NOSUCH"),)))
+        check_shell(make_spec(secrets=(Secret(name="TOKEN", source="env:NOSUCH"),)))
 
 
 def test_without_slurm_nothing_is_submitted_and_a_dry_run_says_so(tmp_path, monkeypatch):
@@ -155,3 +155,23 @@ def test_a_job_that_slurm_refused_leaves_no_files(submitted, tmp_path):
     with pytest.raises(PenstockError, match="Invalid qos"):
         submitted("echo 'sbatch: error: Invalid qos specification' >&2; exit 1", "")
     assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    "answer", ["", "echo 'Job 5 to start at 2026-01-01'", "echo ':'", "echo 12_3", "echo ready"]
+)
+def test_an_answer_without_a_number_is_no_submission_and_nothing_is_left(submitted, tmp_path, answer):
+    with pytest.raises(PenstockError, match="sbatch printed no number of a job"):
+        submitted(answer or "true", "")
+    assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+
+
+def test_the_number_is_the_last_line_and_may_name_its_cluster(submitted):
+    assert submitted("echo 'welcome to the cluster'; echo '31;here'", "")[0] == "31"
+
+
+def test_a_submission_is_refused_where_a_variable_overrides_its_script(submitted, monkeypatch, tmp_path):
+    monkeypatch.setenv("SBATCH_EXPORT", "NONE")
+    with pytest.raises(UsageError, match="SBATCH_EXPORT is set, which is --export of sbatch"):
+        submitted("echo 5", "")
+    assert not (tmp_path / "run").exists()
