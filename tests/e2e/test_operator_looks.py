@@ -1,12 +1,14 @@
 """Single looks of the operator at runs on a real API server, where no controller changes anything."""
 
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 import yaml
 
 from penstock.cli.operator import plan_of
+from penstock.launch.controller.operator_loop import FINALIZER, look_at, look_at_all
 from penstock.launch.controller.reconcile import API, Reconciler
 from penstock.launch.engines.kubernetes_api import connect
 from tests.kubernetes import JOBSET, cluster
@@ -33,7 +35,7 @@ def operator(server, tmp_path, monkeypatch):
     """Take looks at runs."""
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path / "kubeconfig")))
     connection = connect("default")
-    with connection.client:
+    with connection.http:
         yield Reconciler(connection, plan_of)
 
 
@@ -141,6 +143,61 @@ def test_a_trainjob_and_the_jobset_that_trainer_makes_of_it_are_one_job(server, 
     assert operator.look("trained")
     owners = server.get("JobSet", "trained", api=JOBSET)["metadata"]["ownerReferences"]
     assert [one["kind"] for one in owners] == ["TrainingRun"]
+
+
+@pytest.mark.parametrize("kib", [1, 300, 700])
+def test_a_run_of_any_size_is_held_until_nothing_of_it_is_left_and_then_is_gone(server, operator, start, kib):
+    name = f"large-{kib}"
+    start(name)
+    run = server.get("TrainingRun", name, api=API)
+    recipe = run["spec"]["recipe"] + f"# {'x' * kib * 1024}\n"
+    status, _ = server.patch("TrainingRun", name, {"spec": {"recipe": recipe}}, api=API)
+    assert status == 200
+    for _ in range(3):
+        look_at_all(operator.cluster, plan_of, threading.Event())
+    assert server.get("TrainingRun", name, api=API)["metadata"]["finalizers"] == [FINALIZER]
+    assert server.get("JobSet", name, api=JOBSET)["metadata"]["annotations"]
+    server.delete("TrainingRun", name, api=API)
+    assert "deletionTimestamp" in server.get("TrainingRun", name, api=API)["metadata"], "its job is there"
+    look_at_all(operator.cluster, plan_of, threading.Event())  # deletes the job
+    look_at_all(operator.cluster, plan_of, threading.Event())  # sees that nothing is left
+    assert server.get("JobSet", name, api=JOBSET) is None
+    assert server.get("TrainingRun", name, api=API) is None
+
+
+def test_a_run_whose_look_fails_holds_up_no_other(server, operator, start, caplog):
+    start("aaa")
+    start("zzz")
+    seen = Reconciler.look
+    with pytest.MonkeyPatch.context() as patch:
+
+        def look(self, name):
+            if name == "aaa":
+                raise SystemError("of a library")
+            return seen(self, name)
+
+        patch.setattr(Reconciler, "look", look)
+        look_at_all(operator.cluster, plan_of, threading.Event())
+    assert "run=aaa" in caplog.text
+    assert server.get("JobSet", "zzz", api=JOBSET)
+    for name in ("aaa", "zzz"):
+        server.delete("TrainingRun", name, api=API)
+    for _ in range(3):
+        look_at_all(operator.cluster, plan_of, threading.Event())
+    assert server.get("TrainingRun", "aaa", api=API) is None
+
+
+def test_a_change_of_the_run_since_it_was_listed_is_not_written_over(server, operator, start):
+    start("busy")
+    listed = next(
+        run for run in operator.cluster.all(API, "TrainingRun") if run["metadata"]["name"] == "busy"
+    )
+    server.patch("TrainingRun", "busy", {"metadata": {"finalizers": ["example.com/other"]}}, api=API)
+    look_at(operator.cluster, plan_of, listed)
+    assert server.get("TrainingRun", "busy", api=API)["metadata"]["finalizers"] == ["example.com/other"]
+    look_at_all(operator.cluster, plan_of, threading.Event())
+    held = server.get("TrainingRun", "busy", api=API)["metadata"]["finalizers"]
+    assert held == ["example.com/other", FINALIZER]
 
 
 def test_a_signal_that_comes_before_the_first_look_ends_the_operator(server, tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from penstock.cli.launch import kubernetes
 from penstock.core import env
-from penstock.core.errors import PackageMissing, PenstockError, UsageError
+from penstock.core.errors import PenstockError, UsageError
 from penstock.core.toml import toml_text
 
 METRICS_PORT = 9400
@@ -80,15 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError(
                 f"--{name} must be a number of seconds of at least {least:g}", got=getattr(arguments, name)
             )
-    try:
-        from penstock.launch.controller.operator_loop import run_operator
-    except ImportError:
-        raise PackageMissing(
-            "`penstock operator` needs the packages kopf and lightkube",
-            fix="pip install 'penstock[kubernetes]'.",
-        ) from None
+    from penstock.launch.controller.operator_loop import run_operator
+
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    for noisy in ("httpx", "httpx2", "httpcore", "httpcore2", "kopf"):
+    for noisy in ("httpx", "httpx2", "httpcore", "httpcore2"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     return run_operator(
         namespace,

@@ -1,28 +1,26 @@
-"""The operator's process: waits until it leads, then lets kopf look at every TrainingRun of a namespace.
+"""The operator's process: waits until it leads, then looks at every TrainingRun of a namespace, in turn.
 
-kopf watches the objects, sets and removes its finalizer, and calls a timer for each; what is done is in
-reconcile.py. A leader that loses its lease ends at once, and is started again by its Deployment.
+One thread lists the runs every few seconds, holds each by a finalizer, and takes one step for it; what that
+is is in reconcile.py. The lease has threads of its own, so that a look that hangs ends the lead in time. A
+leader that loses its lease ends at once, and is started again by its Deployment.
 """
 
-import asyncio
 import logging
 import os
 import signal
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
-
-import kopf
-from kopf._core.engines.peering import Identity  # kopf exports it under no other name
-from lightkube.config import client_adapter
-from lightkube.config.kubeconfig import SingleConfig
 
 from penstock.core import clock
 from penstock.core.errors import PenstockError
 from penstock.launch.controller.lease import LeaderLease, answer_s
-from penstock.launch.controller.reconcile import GROUP, PLURAL, VERSION, Planner, Reconciler
+from penstock.launch.controller.reconcile import API, GROUP, KIND, Planner, Reconciler
 from penstock.launch.engines.kubernetes_api import ANSWER_S, ClusterConnection, connect
 
+FINALIZER = f"{GROUP}/operator"
+"""Holds a TrainingRun that is deleted until its pods have saved and are gone."""
 _RECONNECT_S = 600.0  # tokens of service accounts are renewed by the kubelet
 _log = logging.getLogger("penstock.operator")
 
@@ -52,12 +50,26 @@ def run_operator(namespace: str, plan: Planner, *, identity: str, every_s: float
     _log.info("leading namespace=%s replica=%s", namespace, identity)
     lease.keep(_leave)
     try:
-        asyncio.run(_kopf(namespace, connection, plan, every_s, identity, stopped))
+        _look_until(stopped, connection, plan, every_s)
     finally:
         lease.stop()
         with suppress(PenstockError):  # it runs out by itself
             lease.give_back()
     return 0
+
+
+def _look_until(stopped: threading.Event, connection: "_Connection", plan: Planner, every_s: float) -> None:
+    said = ""
+    while not stopped.is_set():
+        began = clock.monotonic()
+        try:
+            look_at_all(connection.get(), plan, stopped)
+            said = ""
+        except PenstockError as error:  # the API server is away, or refuses
+            if str(error) != said:
+                said = str(error)
+                _log.warning("the runs cannot be listed, and are tried again: %s", said)
+        stopped.wait(max(0.0, began + every_s - clock.monotonic()))
 
 
 def _leave() -> None:
@@ -74,11 +86,6 @@ class _Connection:
         self._found: ClusterConnection | None = None
         self._made_at = -_RECONNECT_S
 
-    def renewed(self) -> ClusterConnection:
-        """Return a connection with the token that the pod has now."""
-        self._made_at = -_RECONNECT_S
-        return self.get()
-
     def get(self) -> ClusterConnection:
         with self._lock:
             now = clock.monotonic()
@@ -87,77 +94,36 @@ class _Connection:
             return self._found
 
 
-def login_of(config: SingleConfig) -> kopf.ConnectionInfo:
-    """Return for kopf what lightkube logs in with: certificates, a token, or what a plugin prints."""
-    cluster, user = config.cluster, config.user
+def look_at_all(cluster: ClusterConnection, plan: Planner, stopped: threading.Event) -> None:
+    """Take one look at each TrainingRun of the namespace; what one look raises concerns no other run.
 
-    def place(path: str | None) -> str | None:
-        return str(config.abs_file(path)) if path else None
-
-    scheme, token = None, None
-    if (auth := client_adapter.user_auth(user)) is not None:
-        request = vars(client_adapter)["httpx"].Request("GET", cluster.server)  # under any of its names
-        next(auth.sync_auth_flow(request))
-        scheme, _, token = request.headers["Authorization"].partition(" ")
-    return kopf.ConnectionInfo(
-        server=cluster.server,
-        ca_path=place(cluster.certificate_auth) if not cluster.certificate_auth_data else None,
-        ca_data=cluster.certificate_auth_data,
-        insecure=cluster.insecure,
-        scheme=scheme,
-        token=token,
-        certificate_path=place(user.client_cert) if user and not user.client_cert_data else None,
-        certificate_data=user.client_cert_data if user else None,
-        private_key_path=place(user.client_key) if user and not user.client_key_data else None,
-        private_key_data=user.client_key_data if user else None,
-    )
-
-
-async def _kopf(
-    namespace: str,
-    connection: _Connection,
-    plan: Planner,
-    every_s: float,
-    identity: str,
-    stopped: threading.Event,
-) -> None:
-    registry = kopf.OperatorRegistry()
-    settings = kopf.OperatorSettings()
-    settings.posting.enabled = False  # we write our own events
-    settings.scanning.disabled = True  # definitions and namespaces are not ours to watch
-    settings.persistence.finalizer = f"{GROUP}/operator"
-    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
-    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
-    settings.watching.server_timeout = 300
-
-    def look(name: str) -> bool:
+    Raises:
+        PenstockError: the API server does not list them.
+    """
+    for run in cluster.all(API, KIND):
+        if stopped.is_set():
+            return
+        name = run["metadata"]["name"]
         try:
-            return Reconciler(connection.get(), plan).look(name)
+            look_at(cluster, plan, run)
         except PenstockError as error:
             _log.warning("run=%s error=%s", name, error)
-            return True
+        except Exception:  # the next look may find it otherwise; other runs must not wait for that
+            _log.exception("run=%s", name)
 
-    @kopf.on.login(registry=registry)
-    def log_in(**_: Any) -> kopf.ConnectionInfo:  # Any: what kopf hands over
-        return login_of(connection.renewed().client.config)
 
-    @kopf.timer(GROUP, VERSION, PLURAL, registry=registry, id="look", interval=every_s, backoff=every_s)
-    def reconcile(name: str, **_: Any) -> None:  # Any: what kopf hands over
-        look(name)
+def look_at(cluster: ClusterConnection, plan: Planner, run: Mapping[str, Any]) -> None:  # Any: JSON
+    """Hold a run by the operator's finalizer while anything of it is left, and take one step for it."""
+    meta = run["metadata"]
+    held = list(meta.get("finalizers") or [])
+    if "deletionTimestamp" not in meta and FINALIZER not in held:
+        _set_finalizers(cluster, meta, [*held, FINALIZER])
+    is_there = Reconciler(cluster, plan).look(meta["name"])
+    if "deletionTimestamp" in meta and not is_there and FINALIZER in held:
+        _set_finalizers(cluster, meta, [one for one in held if one != FINALIZER])
 
-    @kopf.on.delete(GROUP, VERSION, PLURAL, registry=registry, id="release", backoff=every_s)
-    def release(name: str, **_: Any) -> None:  # Any: what kopf hands over
-        if look(name):
-            raise kopf.TemporaryError("its pods save and end", delay=every_s)
 
-    try:
-        await kopf.operator(
-            registry=registry,
-            settings=settings,
-            namespaces=[namespace],
-            standalone=True,
-            identity=Identity(identity),  # else made of the user's name, which an arbitrary id has none of
-            stop_flag=stopped,  # a signal that came before kopf's own handlers
-        )
-    finally:
-        stopped.set()  # a thread waits for it
+def _set_finalizers(cluster: ClusterConnection, meta: Mapping[str, Any], names: list[str]) -> None:
+    """Change the finalizers of a run; if it was changed since it was listed, the next look tries again."""
+    change = {"metadata": {"finalizers": names, "resourceVersion": meta["resourceVersion"]}}
+    cluster.merge(API, KIND, meta["name"], change)

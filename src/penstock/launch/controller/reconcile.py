@@ -39,8 +39,8 @@ from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import EXIT_UNFIT
 
 Object = dict[str, Any]  # Any: JSON
-GROUP, VERSION, KIND, PLURAL = "penstock.dev", "v1alpha1", "TrainingRun", "trainingruns"
-API = f"{GROUP}/{VERSION}"
+GROUP, KIND = "penstock.dev", "TrainingRun"
+API = f"{GROUP}/v1alpha1"
 _DIGEST, _NODES, _START = f"{GROUP}/digest", f"{GROUP}/nodes", f"{GROUP}/start"
 _MOST_CHARACTERS = 500
 _COMPLAINT = "penstock: "

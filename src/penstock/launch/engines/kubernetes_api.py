@@ -1,22 +1,20 @@
 """Client of a cluster's API server: read, apply, own and delete objects; read the logs of pods.
 
-Refusals, and a server that is away, become errors that name the object and the remedy. Needs the package
-lightkube; nothing else in `penstock launch` does.
+Refusals, and a server that is away, become errors that name the object and the remedy. The package lightkube
+reads the configuration and logs in; requests are JSON over its HTTP client, which threads may share. Its own
+typed objects are not used: their decoder is built at first use, and two threads that do so at once crash.
 """
 
+import json
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.core.errors import PenstockError
 from penstock.launch.engines.engine import EngineUnreachable
-
-if TYPE_CHECKING:
-    from lightkube import Client
 
 Object = Mapping[str, Any]  # Any: JSON
 ANSWER_S = 15.0
@@ -47,6 +45,17 @@ _KINDS = {
 GLOBAL_KINDS = ("ClusterQueue", "Cohort", "MultiNicNetwork")
 """Kinds that are in no namespace."""
 _NOT_STARTED, _NOT_FOUND, _FORBIDDEN, _CONFLICT = 400, 404, 403, 409
+_JSON, _MERGE, _APPLY = "application/json", "application/merge-patch+json", "application/apply-patch+yaml"
+_PAGE = 500
+"""Objects of one answer to a list."""
+
+
+class _Refused(Exception):
+    """The API server refused a request; `code` is HTTP's."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class UnknownKind(PenstockError):
@@ -70,7 +79,7 @@ class LogLine(NamedTuple):
 class ClusterConnection:
     """A cluster and a namespace of it; its sockets are closed once nobody refers to it."""
 
-    client: "Client"
+    http: Any  # httpx.Client, of lightkube's own httpx
     server: str
     context: str
     namespace: str
@@ -78,68 +87,62 @@ class ClusterConnection:
     def get(self, api: str, kind: str, name: str) -> Object | None:
         """Return an object; None: there is none."""
         with _refusals(self, f"{kind} {name}", api):
-            try:
-                found: Object = self.client.get(_resource(api, kind), name)
-            except _api_error() as error:
-                if error.status.code == _NOT_FOUND:
-                    return None
-                raise
+            found: Object | None = self._unless(_NOT_FOUND, "GET", self._path(api, kind, name))
             return found
 
     def all(self, api: str, kind: str, labels: Mapping[str, str] | None = None) -> list[Object]:
         """Return the objects of a kind with some labels."""
+        selector = ",".join(f"{key}={value}" for key, value in (labels or {}).items())
+        found: list[Object] = []
+        page: dict[str, Any] = {"limit": _PAGE, **({"labelSelector": selector} if selector else {})}
         with _refusals(self, kind, api):
-            return list(self.client.list(_resource(api, kind), labels=dict(labels or {})))
+            while True:
+                answer = self._ask("GET", self._path(api, kind), page)
+                found += answer["items"]
+                if not (more := answer["metadata"].get("continue")):
+                    return found
+                page["continue"] = more
 
     def apply(self, found: Object, *, is_tried: bool = False) -> Object:
         """Create or change an object; `is_tried`: the server only says whether it would."""
-        name = found["metadata"]["name"]
-        with _refusals(self, f"{found['kind']} {name}", found["apiVersion"]):
-            kind = _resource(found["apiVersion"], found["kind"])
-            made: Object = self.client.apply(
-                kind.from_dict(found), field_manager=_MANAGER, force=True, dry_run=is_tried
-            )
+        asked = {"force": "true", **({"dryRun": "All"} if is_tried else {})}
+        with _refusals(self, f"{found['kind']} {found['metadata']['name']}", found["apiVersion"]):
+            made: Object = self._ask("PATCH", self._path_of(found), asked, found, kind=_APPLY)
             return made
 
     def create(self, found: Object) -> bool:
         """Create an object; False: there is one of that name."""
+        path = self._path(found["apiVersion"], found["kind"])
         with _refusals(self, f"{found['kind']} {found['metadata']['name']}", found["apiVersion"]):
-            return self._unless_conflict(self.client.create, found)
+            return self._unless(_CONFLICT, "POST", path, found) is not None
 
     def replace(self, found: Object) -> bool:
         """Replace an object; False: it is not of the version that this one was made of."""
         with _refusals(self, f"{found['kind']} {found['metadata']['name']}", found["apiVersion"]):
-            return self._unless_conflict(self.client.replace, found)
+            return self._unless(_CONFLICT, "PUT", self._path_of(found), found) is not None
 
-    def _unless_conflict(self, write: Callable[[Any], Any], found: Object) -> bool:
-        try:
-            write(_resource(found["apiVersion"], found["kind"]).from_dict(found))
-        except _api_error() as error:
-            if error.status.code == _CONFLICT:
-                return False
-            raise
-        return True
+    def merge(self, api: str, kind: str, name: str, change: Object) -> bool:
+        """Merge a change into an object; False: it is gone, or not of the version in the change."""
+        with _refusals(self, f"{kind} {name}", api):
+            try:
+                path = self._path(api, kind, name)
+                return self._unless(_NOT_FOUND, "PATCH", path, change, kind=_MERGE) is not None
+            except _Refused as error:
+                if error.code == _CONFLICT:
+                    return False
+                raise
 
     def set_status(self, api: str, kind: str, name: str, change: Object) -> None:
         """Merge a change into the status of an object, if it exists."""
-        from lightkube.types import PatchType
-
+        path = f"{self._path(api, kind, name)}/status"
         with _refusals(self, f"the status of {kind} {name}"):
-            try:
-                of_status = _resource(api, kind).Status
-                self.client.patch(of_status, name, {"status": change}, patch_type=PatchType.MERGE)
-            except _api_error() as error:
-                if error.status.code != _NOT_FOUND:
-                    raise
+            self._unless(_NOT_FOUND, "PATCH", path, {"status": change}, kind=_MERGE)
 
     def delete(self, api: str, kind: str, name: str, *, grace_s: int | None = None) -> None:
         """Delete an object if it exists, and what it owns."""
+        how = None if grace_s is None else {"gracePeriodSeconds": grace_s}
         with _refusals(self, f"{kind} {name}", api):
-            try:
-                self.client.delete(_resource(api, kind), name, grace_period=grace_s)
-            except _api_error() as error:
-                if error.status.code != _NOT_FOUND:
-                    raise
+            self._unless(_NOT_FOUND, "DELETE", self._path(api, kind, name), how)
 
     def own(self, found: Object, owner: Object, *, is_new: bool = False) -> bool:
         """Make an object one that is deleted with its owner, or its last one; False: it is gone.
@@ -149,21 +152,59 @@ class ClusterConnection:
         """
         reference = {key: owner["metadata"][key] for key in ("name", "uid")}
         reference |= {"apiVersion": owner["apiVersion"], "kind": owner["kind"]}
-        name = found["metadata"]["name"]
-        with _refusals(self, f"{found['kind']} {name}"):
-            kind = _resource(found["apiVersion"], found["kind"])
-            from lightkube.types import PatchType
-
-            try:
-                before = [] if is_new else owners_of(self.client.get(kind, name))
-                kept = [one for one in before if one["uid"] != reference["uid"]]
-                change = {"metadata": {"ownerReferences": [*kept, reference]}}
-                self.client.patch(kind, name, change, patch_type=PatchType.MERGE)
-            except _api_error() as error:
-                if error.status.code != _NOT_FOUND:
-                    raise
+        path = self._path_of(found)
+        with _refusals(self, f"{found['kind']} {found['metadata']['name']}"):
+            before = {"metadata": {}} if is_new else self._unless(_NOT_FOUND, "GET", path)
+            if before is None:
                 return False
-            return True
+            kept = [one for one in owners_of(before) if one["uid"] != reference["uid"]]
+            change = {"metadata": {"ownerReferences": [*kept, reference]}}
+            return self._unless(_NOT_FOUND, "PATCH", path, change, kind=_MERGE) is not None
+
+    def _path(self, api: str, kind: str, name: str = "") -> str:
+        root = f"/apis/{api}" if "/" in api else f"/api/{api}"
+        within = "" if kind in GLOBAL_KINDS else f"/namespaces/{self.namespace}"
+        return f"{root}{within}/{_KINDS[kind]}{'/' if name else ''}{name}"
+
+    def _path_of(self, found: Object) -> str:
+        return self._path(found["apiVersion"], found["kind"], found["metadata"]["name"])
+
+    def _unless(
+        self, code: int, method: str, path: str, body: Object | None = None, *, kind: str = _JSON
+    ) -> Any:  # Any: JSON
+        """Return the answer; None: the server refused with this code."""
+        try:
+            return self._ask(method, path, body=body, kind=kind)
+        except _Refused as error:
+            if error.code == code:
+                return None
+            raise
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, Any] | None = None,
+        body: Object | None = None,
+        *,
+        kind: str = _JSON,
+    ) -> Any:  # Any: JSON
+        """Return the JSON of the server's answer.
+
+        Raises:
+            _Refused: it refused.
+            httpx.HTTPError: it is away, or the answer is no Status of Kubernetes.
+        """
+        manager = {} if method in ("GET", "DELETE") else {"fieldManager": _MANAGER}
+        response = self.http.request(
+            method,
+            path,
+            params={**manager, **(params or {})},
+            content=None if body is None else json.dumps(body),
+            headers={} if body is None else {"Content-Type": kind},
+        )
+        _raise_for_refusal(response)
+        return response.json()
 
     def log(self, pod: str, *, follow: bool) -> Iterator[LogLine]:
         """Yield the lines of a pod's log; none if it has not started, or is gone.
@@ -185,28 +226,21 @@ class ClusterConnection:
                     except ValueError:  # the kubelet's own words have no time
                         text = line
                     yield LogLine(printed_at, text)
-            except _api_error() as error:
-                if error.status.code not in (_NOT_STARTED, _NOT_FOUND):
+            except _Refused as error:
+                if error.code not in (_NOT_STARTED, _NOT_FOUND):
                     raise
 
     def _log_bytes(self, pod: str, *, follow: bool) -> Iterator[bytes]:
-        """Yield a pod's log in pieces.
-
-        `Client.log` does the same, but cuts lines wherever str.splitlines does, as at U+2028.
-        """
-        from lightkube.resources.core_v1 import PodLog
-
-        client = self.client._client
-        request = client.prepare_request(
-            "get", PodLog, name=pod, params={"timestamps": True, "follow": follow}
-        )
+        """Yield a pod's log in pieces."""
+        params = {"timestamps": "true", "follow": "true" if follow else "false"}
+        request = self.http.build_request("GET", f"{self._path('v1', 'Pod', pod)}/log", params=params)
         if follow:  # a pod may print nothing for long
-            request.timeout = _httpx().Timeout(ANSWER_S, read=None)
-        response = client.send(client.build_adapter_request(request), stream=True)
+            request.extensions["timeout"] = _httpx().Timeout(ANSWER_S, read=None).as_dict()
+        response = self.http.send(request, stream=True)
         try:
             if response.is_error:
                 response.read()  # for the message
-            client.raise_for_status(response)  # type: ignore[no-untyped-call]
+            _raise_for_refusal(response)
             yield from response.iter_bytes()
         except _httpx().TransportError as error:
             raise LogBrokeOff(
@@ -239,11 +273,11 @@ def _refusals(cluster: "ClusterConnection", what: str, api: str = "") -> Iterato
     """Turn errors of the API server, and of the way to it, into ours."""
     try:
         yield
-    except _api_error() as error:
-        message = error.status.message or str(error)
-        if error.status.code == _NOT_FOUND and "could not find the requested resource" in message:
+    except _Refused as error:
+        message = str(error)
+        if error.code == _NOT_FOUND and "could not find the requested resource" in message:
             message = f"it does not know {api or 'this kind'}: its controller is not installed"
-        is_forbidden = error.status.code == _FORBIDDEN
+        is_forbidden = error.code == _FORBIDDEN
         without = " Or do without: --network-policy none." if what.startswith("NetworkPolicy") else ""
         raise PenstockError(
             f"The API server refused {what} in namespace {cluster.namespace}: {message}",
@@ -258,7 +292,7 @@ def _refusals(cluster: "ClusterConnection", what: str, api: str = "") -> Iterato
             f"The cluster does not know {api or 'the kind'} of {what}: its controller is not installed",
             fix="Install it, or choose another --api or network provider.",
         ) from None
-    except _httpx().HTTPError as error:
+    except (_httpx().HTTPError, _config_error()) as error:  # the second: no plugin, or no token
         raise _unreachable(cluster.server, error) from None
 
 
@@ -267,10 +301,23 @@ def owners_of(found: Object) -> Sequence[Object]:
     return found["metadata"].get("ownerReferences") or []
 
 
-def _api_error() -> Any:  # type[ApiError], of a package that may be absent
-    from lightkube.core.exceptions import ApiError
+def _raise_for_refusal(response: Any) -> None:  # httpx.Response
+    """Raise `_Refused` with what a Status of Kubernetes says, or `httpx.HTTPStatusError`."""
+    if response.is_success:
+        return
+    try:
+        status = response.json()
+    except ValueError:
+        status = None
+    if isinstance(status, dict) and status.get("kind") == "Status":
+        raise _Refused(response.status_code, str(status.get("message") or status.get("reason") or ""))
+    response.raise_for_status()
 
-    return ApiError
+
+def _config_error() -> Any:  # type[ConfigError], of a package that may be absent
+    from lightkube.core.exceptions import ConfigError
+
+    return ConfigError
 
 
 def _httpx() -> Any:  # the client's HTTP library, under any of its names
@@ -286,21 +333,6 @@ def _unreachable(server: str, error: BaseException) -> EngineUnreachable:
     )
 
 
-@cache
-def _resource(api: str, kind: str) -> Any:  # Any: lightkube makes the class, once in a process
-    from lightkube.generic_resource import (
-        create_global_resource,
-        create_namespaced_resource,
-        get_generic_resource,
-    )
-
-    if (known := get_generic_resource(api, kind)) is not None:  # type: ignore[no-untyped-call]
-        return known
-    group, _, version = api.rpartition("/")
-    make = create_global_resource if kind in GLOBAL_KINDS else create_namespaced_resource
-    return make(group, version, kind, _KINDS[kind])
-
-
 def connect(namespace: str, *, context: str = "", answer_s: float = ANSWER_S) -> ClusterConnection:
     """Return a connection to the cluster of KUBECONFIG, ~/.kube/config, or of this pod.
 
@@ -311,7 +343,8 @@ def connect(namespace: str, *, context: str = "", answer_s: float = ANSWER_S) ->
         PenstockError: there is no client, or no configuration.
     """
     try:
-        from lightkube import Client, KubeConfig
+        from lightkube import KubeConfig
+        from lightkube.config.client_adapter import Client, ConnectionParams
         from lightkube.core.exceptions import ConfigError
         from yaml import YAMLError
     except ImportError:
@@ -321,17 +354,17 @@ def connect(namespace: str, *, context: str = "", answer_s: float = ANSWER_S) ->
         ) from None
     try:
         config = KubeConfig.from_env().get(context or None)
-        client = Client(
-            config, namespace=namespace, timeout=_httpx().Timeout(answer_s), field_manager=_MANAGER
-        )
-    except (ConfigError, OSError, ValueError, LookupError, TypeError, AttributeError, YAMLError) as error:
+        assert config is not None  # a name was found, or the current one
+        http = Client(config, ConnectionParams(timeout=_httpx().Timeout(answer_s)))
+    except (
+        ConfigError, OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError, YAMLError
+    ) as error:  # fmt: skip
         said = " ".join(str(error).split())  # of a file that is not YAML, or holds something else
         raise PenstockError(
             f"No cluster is configured: {said or type(error).__name__}",
             fix="Name one by KUBECONFIG; `kubectl config current-context` shows it.",
         ) from None
-    assert config is not None  # a name was found, or the current one
-    cluster = ClusterConnection(client, config.cluster.server, config.context_name, namespace)
+    cluster = ClusterConnection(http, config.cluster.server, config.context_name, namespace)
     # Not by whoever makes another connection: threads may be in the middle of a request.
-    weakref.finalize(cluster, client.close).atexit = False
+    weakref.finalize(cluster, http.close).atexit = False
     return cluster

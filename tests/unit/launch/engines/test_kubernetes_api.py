@@ -1,15 +1,19 @@
 """The client of a cluster's API server, asked of a server over HTTP: logs of pods, and its sockets."""
 
 import json
+import subprocess
+import sys
 import threading
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs
 
 import pytest
 
 pytest.importorskip("lightkube")
 
 from penstock.core.errors import PenstockError  # needs the package
+from penstock.launch.engines import kubernetes_api
 from penstock.launch.engines.kubernetes_api import LogBrokeOff, connect
 
 STAMP = "2026-01-01T00:00:00.000001999Z"
@@ -22,6 +26,12 @@ LOGS = {
     "empty": b"",
 }
 BROKEN = f"{STAMP} a\n{STAMP} the beginning of".encode()
+ANSWERS = {
+    "/secrets/": (403, json.dumps({"kind": "Status", "message": "no: forbidden"})),
+    "/services/": (404, json.dumps({"kind": "Status", "message": "none"})),
+    "/jobsets/": (404, "404 page not found"),
+    "/leases/": (502, "<html>"),
+}
 REFUSED = {"waiting": 400, "gone": 404, "hidden": 403}
 
 
@@ -31,6 +41,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         path, _, query = self.path.partition("?")
+        if not path.endswith("/log"):
+            return self._answer(path, parse_qs(query))
         pod = path.split("/")[-2]
         assert path == f"/api/v1/namespaces/jobs/pods/{pod}/log"
         assert "timestamps=true" in query
@@ -45,6 +57,23 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         for start in range(len(content)):  # characters come in pieces
             self.wfile.write(content[start : start + 1])
+
+    def _answer(self, path, asked):
+        meta = {}
+        if path.endswith("/pods"):
+            items = [{"metadata": {"name": "p"}, "spec": {}, "status": {}}]
+        else:
+            assert asked.get("labelSelector", ["a=b,c=d"]) == ["a=b,c=d"]
+            begin, size = int(asked.get("continue", ["0"])[0]), int(asked.get("limit", ["9"])[0])
+            items = [{"metadata": {"name": str(i)}} for i in range(begin, min(5, begin + size))]
+            meta = {"continue": str(begin + size)} if begin + size < 5 else {}
+        code, content = 200, json.dumps({"items": items, "metadata": meta})
+        for part, answer in ANSWERS.items():
+            if part in path:
+                code, content = answer
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(content.encode())
 
 
 @pytest.fixture
@@ -96,3 +125,44 @@ def test_a_pod_that_waits_or_is_gone_has_no_log_and_one_that_is_hidden_is_told(c
         PenstockError, match="refused the log of pod hidden in namespace jobs: pod hidden: no"
     ):
         list(cluster.log("hidden", follow=follow))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_threads_share_a_connection_in_a_fresh_process():
+    """lightkube's own objects crash here: 8 threads decode one type at once, before any has."""
+    lines = """
+import threading
+from penstock.launch.engines.kubernetes_api import connect
+cluster = connect("jobs")
+go, found = threading.Barrier(8), []
+def ask():
+    go.wait()
+    found.append(cluster.all("v1", "Pod")[0]["metadata"]["name"])
+threads = [threading.Thread(target=ask) for _ in range(8)]
+[one.start() for one in threads]
+[one.join() for one in threads]
+assert found == ["p"] * 8, found
+"""
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_long_list_is_read_page_by_page(cluster, monkeypatch):
+    monkeypatch.setattr(kubernetes_api, "_PAGE", 2)
+    names = [found["metadata"]["name"] for found in cluster.all("v1", "ConfigMap", {"a": "b", "c": "d"})]
+    assert names == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("Secret", "refused Secret any in namespace jobs: no: forbidden"),
+        ("JobSet", "does not know jobset.x-k8s.io/v1alpha2 of JobSet any"),
+        ("Lease", "cannot be reached"),
+    ],
+)
+def test_a_refusal_an_absent_kind_and_an_answer_of_another_server_are_told_apart(cluster, kind, said):
+    api = "jobset.x-k8s.io/v1alpha2" if kind == "JobSet" else "v1"
+    with pytest.raises(PenstockError, match=said):
+        cluster.get(api, kind, "any")
+    assert cluster.get("v1", "Service", "any") is None
