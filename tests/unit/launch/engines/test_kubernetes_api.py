@@ -42,7 +42,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         path, _, query = self.path.partition("?")
         if not path.endswith("/log"):
-            return self._answer(path, parse_qs(query))
+            self._answer(path, parse_qs(query))
+            return
         pod = path.split("/")[-2]
         assert path == f"/api/v1/namespaces/jobs/pods/{pod}/log"
         assert "timestamps=true" in query
