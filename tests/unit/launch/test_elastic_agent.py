@@ -68,10 +68,12 @@ KEY = new_key()
 def serving(nodes, *, last_call_s=1.0):
     """Serve the rendezvous of a run; yield its port."""
     process, port = start_server(nodes, key=KEY, address=HERE, last_call_s=last_call_s)
-    yield port
-    process.kill()
-    process.join()
-    process.close()
+    try:
+        yield port
+    finally:
+        process.kill()
+        process.join()
+        process.close()
 
 
 @pytest.fixture
