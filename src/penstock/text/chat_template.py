@@ -126,15 +126,16 @@ def render(
         "tools": list(tools) or None,
     }
     known = {**template.variables, **known}
+    defaults = {"documents": None}  # as in transformers; templates for retrieval test it
     if date is not None:
         known["strftime_now"] = datetime.fromisoformat(date).strftime
     try:
-        return _compiled(source, marked).render({**(variables or {}), **known})
+        return _compiled(source, marked).render({**defaults, **(variables or {}), **known})
     except _RefusedMessages as refusal:
         raise UsageError(f"The model's chat template refuses these messages: {refusal}") from None
     except _FAILURES as error:
         given = {name: value for name, value in (variables or {}).items() if name in source}
-        if given and not _fails_so(error, source, known):
+        if given and not _fails_so(error, source, {**defaults, **known}):
             names = ", ".join(f"{name} ({type(value).__name__})" for name, value in given.items())
             fix = "Send what the template expects, or leave them out."
             raise UsageError(
@@ -229,13 +230,17 @@ ANSWER_MARKS = "\ufdd4\ufdd5"
 
 
 class _Generation(Extension):
-    """Jinja extension that accepts `{% generation %}` (a training mark of answers) and ignores it."""
+    """Jinja extension that accepts `{% generation %}`, a training mark of answers.
+
+    What is set inside is unknown outside, as in transformers, where the block is the body of a call.
+    """
 
     tags = {"generation"}  # noqa: RUF012, as jinja2 declares it
 
     def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return [jinja2.nodes.Scope(body, lineno=line)]
 
 
 class _MarkedGeneration(_Generation):

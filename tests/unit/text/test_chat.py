@@ -7,7 +7,7 @@ from tests.chat_templates import TEMPLATES
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from penstock.core.errors import ModelError, UsageError
-from penstock.text.chat_template import ChatTemplate, load_template, render
+from penstock.text.chat_template import ANSWER_MARKS, ChatTemplate, load_template, render
 
 TALK = [
     {"role": "system", "content": "Answer <briefly> & in \u00fcbung."},
@@ -34,6 +34,32 @@ def test_a_template_writes_json_as_in_transformers(options):
     source = f"{{{{ messages | tojson({options}) }}}}"
     (expected,), _ = render_jinja_template([TALK], chat_template=source)
     assert render(TALK, ChatTemplate(source=source)) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ documents is defined }} {{ documents is none }} {% if documents %}x{% endif %}",
+        "{% set who = 'out' %}{% generation %}{% set who = 'in' %}{{ who }}{% endgeneration %}{{ who }}",
+        "{% generation %}{% set new = 1 %}{{ new }}{% endgeneration %}{{ new is defined }}",
+        "{% set ns = namespace(n=0) %}{% generation %}{% set ns.n = 2 %}{% endgeneration %}{{ ns.n }}",
+        "{% for m in messages %}{% set seen = m.role %}{% generation %}{{ seen }}{% set seen = '-' %}"
+        "{% for c in m.content %}{% set seen = c %}{% endfor %}{{ seen }}{% endgeneration %}{{ seen }}"
+        "{% endfor %}",
+        "{% generation %}{% macro greet(x) %}hi {{ x }}{% endmacro %}{{ greet('a') }}{% endgeneration %}"
+        "{{ greet is defined }}",
+    ],
+)
+def test_names_are_known_where_they_are_in_transformers(source):
+    (expected,), _ = render_jinja_template([TALK], chat_template=source)
+    assert render(TALK, ChatTemplate(source=source)) == expected
+    marked = render(TALK, ChatTemplate(source=source), marked=True)
+    assert marked.replace(ANSWER_MARKS[0], "").replace(ANSWER_MARKS[1], "") == expected
+
+
+def test_documents_that_are_given_reach_the_template():
+    source = "{% for d in documents %}{{ d }},{% endfor %}"
+    assert render(TALK, ChatTemplate(source=source), variables={"documents": ["a", "b"]}) == "a,b,"
 
 
 def test_a_template_may_ask_for_the_date():

@@ -27,6 +27,7 @@ from penstock.data.prepare import (
     Summary,
     prepare,
 )
+from penstock.data.prepare.byte_streams import ZSTD_LONG
 from penstock.data.prepare.chat_tokens import CUT, DROPPED, TURNS
 from penstock.data.prepare.documents import EMPTY, NOT_ERRORS, TOO_LONG
 from penstock.data.prepare.plan import FIRST_PART_TOKENS, ChatConfig
@@ -116,11 +117,14 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     add("--max-errors", type=parse_count, default=0, metavar="N", help="rejected inputs allowed (default 0)")
     add("--max-document-bytes", type=parse_count, default=256 * 2**20, metavar="N",
         help="reject larger documents (default 256MiB)")  # fmt: skip
+    add("--zstd-long", type=int, default=ZSTD_LONG, metavar="N",
+        help="read .zst inputs with windows of up to 2^N bytes, as `zstd --long=N` makes them (default 27, "
+        "128 MiB; at most 31)")  # fmt: skip
 
 
 def reading_options_of(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: of the fields' types
     """Return the fields of `PrepareConfig` that `add_reading_options` declared."""
-    names = ("shard_tokens", "text_column", "html", "max_document_bytes", "max_errors")
+    names = ("shard_tokens", "text_column", "html", "max_document_bytes", "zstd_long", "max_errors")
     return {**{name: getattr(arguments, name) for name in names}, "chat": _chat_of(arguments)}
 
 

@@ -30,6 +30,7 @@ TEXT_OPTIONS = {
     "part_tokens": "tokens of the largest parts",
     "max_errors": "number of rejected inputs that are tolerated",
     "max_document_bytes": "larger documents are rejected",
+    "zstd_long": "largest window of .zst inputs, as a power of 2",
 }
 """Options of a corpus of text, with their help."""
 

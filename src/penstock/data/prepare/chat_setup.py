@@ -12,6 +12,7 @@ from penstock.core.config import load_json
 from penstock.core.errors import InputError, UsageError
 from penstock.core.files import write_atomic
 from penstock.data.corpus.manifest import ChatOrigin
+from penstock.data.prepare.byte_streams import ZSTD_LONG
 from penstock.data.prepare.chat_records import ChatKind, kind_of_chat
 from penstock.data.prepare.chat_tokens import ChatEncoder, ChatRules
 from penstock.data.prepare.documents import RawChat, ReadOptions, Rejection, read_records
@@ -81,7 +82,9 @@ class ChatSetup:
                 write_atomic(out / name, template)
 
 
-def chat_setup(config: ChatConfig, files: Sequence[InputFile], *, tokenizer: Path) -> ChatSetup:
+def chat_setup(
+    config: ChatConfig, files: Sequence[InputFile], *, tokenizer: Path, zstd_long: int = ZSTD_LONG
+) -> ChatSetup:
     """Find out what the records are, and read the template.
 
     Raises:
@@ -101,7 +104,7 @@ def chat_setup(config: ChatConfig, files: Sequence[InputFile], *, tokenizer: Pat
             f"{tokenizer.parent} has no chat template",
             fix="Give one with --chat-template FILE.jinja, or the folder of a model that was tuned to chat.",
         )
-    kind = _kind(files)
+    kind = _kind(files, zstd_long)
     if kind == "pairs" and config.too_long == "cut":
         raise UsageError("A pair cannot be cut: its answers would not be whole", fix="Use --too-long drop.")
     newest = max(file.mtime_ns for file in files) // 10**9
@@ -117,8 +120,8 @@ def chat_setup(config: ChatConfig, files: Sequence[InputFile], *, tokenizer: Pat
     return ChatSetup(rules, template, tokenizer.parent, config.train_on)
 
 
-def _kind(files: Sequence[InputFile]) -> ChatKind:
-    options = ReadOptions(text_column="", max_document_bytes=256 * 2**20, chat=True)
+def _kind(files: Sequence[InputFile], zstd_long: int) -> ChatKind:
+    options = ReadOptions(text_column="", max_document_bytes=256 * 2**20, zstd_long=zstd_long, chat=True)
     seen: object = None
     refused = ""
     for file in files:

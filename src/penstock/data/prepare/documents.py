@@ -7,12 +7,10 @@ record without text has the kind `EMPTY`: it is counted and left out, and is not
 """
 
 import codecs
-import gzip
 import json
 import os
 import re
 import shlex
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Final, Literal, cast
@@ -23,6 +21,15 @@ from penstock.core.errors import InputError, UsageError
 from penstock.core.packages import Package
 from penstock.core.units import mib, plural
 from penstock.data.formats.choice import text_columns
+from penstock.data.prepare.byte_streams import (
+    BROKEN_STREAM,
+    ZSTD_LONG,
+    as_utf8,
+    chunks,
+    encoding_of,
+    open_stream,
+    split_lines,
+)
 from penstock.data.prepare.chat_records import FIELDS as CHAT_FIELDS
 from penstock.data.prepare.chat_records import without_nulls
 from penstock.data.prepare.columnar import (
@@ -65,19 +72,8 @@ TOO_LONG: Final = "too_long"
 NOT_ERRORS = (EMPTY, TOO_LONG)
 """Kinds of rejections that are counted and listed, but tolerated."""
 
-# Longer marks first: UTF-32's begins with UTF-16's.
-_MARKS = (
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
-
-
 _BLANK = re.compile(r"[ \t\n\r]*")
 _INTEGER = re.compile(r"u?int\d*")
-_PEEKED_BYTES = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +128,8 @@ class ReadOptions:
     """Field or column that contains the document."""
     max_document_bytes: int
     """Largest file, line or value accepted, in bytes."""
+    zstd_long: int = ZSTD_LONG
+    """Largest window of zstd that is read, as a power of 2."""
     html: HtmlRule = "extract"
     """HTML pages: their main text, or their mark-up as it is."""
     chat: bool = False
@@ -195,7 +193,7 @@ def decode_text(content: bytes) -> Document | Rejection:
     >>> decode_text(b"\\xef\\xbb\\xbfhi").text, decode_text("hi".encode("utf-16")).text
     ('hi', 'hi')
     """
-    encoding = next((name for mark, name in _MARKS if content.startswith(mark)), "utf-8")
+    encoding = encoding_of(content)
     try:
         return document_of(content.decode(encoding), whole_file=True)
     except UnicodeDecodeError as error:
@@ -253,7 +251,7 @@ def _read_text(file: InputFile, handle: BinaryIO, options: ReadOptions, start: i
     limit, parts, size = options.max_document_bytes, [], 0
     content: Document | Rejection
     try:
-        for chunk in chunks(open_stream(file.path, handle)):
+        for chunk in chunks(open_stream(file.path, handle, options.zstd_long)):
             size += len(chunk)
             parts.append(chunk)
             if size > limit:
@@ -273,12 +271,12 @@ def _read_json(file: InputFile, handle: BinaryIO, options: ReadOptions, start: i
     number = 0
     try:
         with open(file.path, "rb") as peeked:  # noqa: PTH123  streams close what they read from
-            head = open_stream(file.path, peeked).read(_PEEKED_BYTES)
-        if head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] != b"[":
+            head = next(as_utf8(chunks(open_stream(file.path, peeked, options.zstd_long))), b"")
+        if head.lstrip()[:1] != b"[":
             yield from _read_lines(file, handle, options, start)
             return
-        stream = open_stream(file.path, handle)
-        for number, (value, text) in enumerate(JsonList(chunks(stream), limit=options.max_document_bytes), 1):
+        pieces = as_utf8(chunks(open_stream(file.path, handle, options.zstd_long)))
+        for number, (value, text) in enumerate(JsonList(pieces, limit=options.max_document_bytes), 1):
             if number > start:
                 content = _chat_of_json(value, len(text.encode()), may_be_half="\\ud" in text.lower())
                 yield Record(number - 1, content, handle.tell())
@@ -300,7 +298,7 @@ class JsonList:
 
     def __init__(self, pieces: Iterable[bytes], *, limit: int) -> None:
         self._pieces, self._limit = iter(pieces), limit
-        self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode
         self._parse = json.JSONDecoder().raw_decode
         self._text, self._at = "", 0
 
@@ -357,22 +355,19 @@ class JsonList:
 def _read_lines(file: InputFile, handle: BinaryIO, options: ReadOptions, start: int) -> Iterator[Record]:
     index, limit = -1, options.max_document_bytes
     try:
-        stream = open_stream(
-            file.path, handle
-        )  # kept in a variable: pyarrow closes the handle with its stream
-        for index, line in enumerate(split_lines(chunks(stream), limit=limit)):
+        pieces = as_utf8(chunks(open_stream(file.path, handle, options.zstd_long)))
+        for index, line in enumerate(split_lines(pieces, limit=limit)):
             if index < start:
                 continue
             content: Document | RawChat | Rejection
             if isinstance(line, int):
                 content = Rejection("too_large", f"a line of {mib(line)}; the limit is {mib(limit)}")
             else:
-                line = line.removeprefix(codecs.BOM_UTF8) if index == 0 else line
                 if not line.strip():
                     continue
                 content = chat_of_line(line) if options.chat else document_of_line(line, options.text_column)
             yield Record(index, content, handle.tell())
-    except BROKEN_STREAM as error:
+    except (*BROKEN_STREAM, UnicodeDecodeError) as error:
         reason = f"nothing can be read after line {index + 1}: {error}"
         yield Record(index + 1, Rejection("unreadable", reason, whole_file=True), file.bytes)
 
@@ -623,51 +618,3 @@ def _chats(batch: Any) -> Iterator[RawChat | Rejection]:  # Any: pyarrow has no 
             yield Rejection("unreadable", str(error).partition("\n")[0])
             continue
         yield RawChat(without_nulls(row), size)
-
-
-CHUNK_BYTES = 2**20
-
-BROKEN_STREAM = (OSError, EOFError, zlib.error, pa.ArrowException)
-"""Exceptions raised when a damaged or truncated compressed file is read."""
-
-
-def open_stream(path: str, handle: BinaryIO) -> BinaryIO:
-    """Return the content of an open file, decompressed if its name ends in .gz or .zst."""
-    name = path.lower()
-    if name.endswith(".gz"):
-        return cast("BinaryIO", gzip.GzipFile(fileobj=handle))
-    if name.endswith(".zst"):
-        return cast("BinaryIO", pa.CompressedInputStream(pa.PythonFile(handle, "r"), "zstd"))
-    return handle
-
-
-def chunks(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield a stream's bytes in pieces of at most CHUNK_BYTES."""
-    while chunk := stream.read(CHUNK_BYTES):
-        yield chunk
-
-
-def split_lines(pieces: Iterable[bytes], *, limit: int) -> Iterator[bytes | int]:
-    """Yield each line without its newline; for a line above `limit`, only its length.
-
-    Memory stays below the limit plus one piece, however long a line is.
-
-
-    >>> list(split_lines([b"ab\\ncd", b"ef", b"\\n\\nx"], limit=3))
-    [b'ab', 4, b'', b'x']
-    """
-    parts: list[bytes] = []
-    size = 0
-    for piece in pieces:
-        *ends, rest = piece.split(b"\n")
-        for end in ends:
-            size += len(end)
-            yield b"".join((*parts, end)) if size <= limit else size
-            parts, size = [], 0
-        size += len(rest)
-        if size <= limit:
-            parts.append(rest)
-        else:
-            parts.clear()
-    if size:
-        yield b"".join(parts) if size <= limit else size

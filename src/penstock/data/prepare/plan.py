@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 
 from penstock.core.errors import CorpusError, UsageError
 from penstock.core.files import write_atomic
+from penstock.data.prepare.byte_streams import LEAST_ZSTD_LONG, MOST_ZSTD_LONG, ZSTD_LONG
 from penstock.data.prepare.html import HtmlRule
 from penstock.text.tokenizer import MAX_IDS, MIN_VOCAB
 
@@ -136,6 +137,9 @@ class PrepareConfig:
     max_document_bytes: int = 256 * 2**20
     """Maximum size of a document; larger ones are rejected and listed. Reading one takes a few times its size
     in memory."""
+    zstd_long: int = ZSTD_LONG
+    """Largest window of a .zst input, as a power of 2: files made with `zstd --long=31` need 31. Reading one
+    takes that much memory."""
     max_errors: int = 0
     """Number of rejected inputs that are tolerated; with more, the corpus is not declared complete."""
     stream: bool = False
@@ -168,6 +172,12 @@ class PrepareConfig:
             raise UsageError("--train-tokenizer is too large", got=f"{self.train_tokenizer:,}", fix=fix)
         if self.html not in get_args(HtmlRule):
             raise UsageError("--html must be extract or keep", got=self.html)
+        if not LEAST_ZSTD_LONG <= self.zstd_long <= MOST_ZSTD_LONG:
+            raise UsageError(
+                f"--zstd-long must be from {LEAST_ZSTD_LONG} to {MOST_ZSTD_LONG}",
+                got=self.zstd_long,
+                fix="zstd -lv FILE shows the window of a file.",
+            )
         for name, least in (
             ("shard_tokens", 1),
             ("max_document_bytes", 1),

@@ -90,7 +90,7 @@ def prepare(
     chat = None
     if config.chat is not None:
         assert config.tokenizer is not None
-        chat = chat_setup(config.chat, files, tokenizer=config.tokenizer)
+        chat = chat_setup(config.chat, files, tokenizer=config.tokenizer, zstd_long=config.zstd_long)
     else:
         _check_texts(files, config)
     plan = make_plan(
@@ -138,6 +138,7 @@ def _work(
     options = ReadOptions(
         text_column=config.text_column,
         max_document_bytes=config.max_document_bytes,
+        zstd_long=config.zstd_long,
         html=config.html,
         chat=chat is not None,
     )

@@ -28,7 +28,7 @@ from penstock.storage.base import LocalStorage
 from penstock.text.tokenizer import Tokenizer
 
 _POLL_S = 0.1
-_NUMBERS = ("first_part_tokens", "part_tokens", "max_errors", "max_document_bytes")
+_NUMBERS = ("first_part_tokens", "part_tokens", "max_errors", "max_document_bytes", "zstd_long")
 
 
 _known: WeakValueDictionary[tuple[int, str, str], Preparation] = WeakValueDictionary()

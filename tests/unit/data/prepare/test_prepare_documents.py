@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.core.errors import InputError
+from penstock.data.prepare.byte_streams import zstd
 from penstock.data.prepare.documents import Document, ReadOptions, Rejection, read_records
 from penstock.data.prepare.inputs import Selection, find_inputs
 from penstock.data.prepare.plan import InputFile
@@ -54,6 +55,48 @@ def test_a_text_file_that_is_no_document_is_rejected(tmp_path: Path, content: by
 def test_a_text_file_at_the_limit_is_kept(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"x" * 1000)
     assert read(tmp_path / "a.txt") == [(0, "x" * 1000)]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "jsonl.zst"])
+def test_json_lines_are_read_in_the_encoding_of_their_mark(
+    tmp_path: Path, encoding: str, suffix: str
+) -> None:
+    texts = ["naïve", "日本 \U0001f600 \u2028 one line", "x" * 900]
+    mark = "\ufeff" if encoding == "utf-16-be" else ""
+    content = (mark + "".join(f'{{"text": {json.dumps(t, ensure_ascii=False)}}}\n' for t in texts)).encode(
+        encoding
+    )
+    pack = {"gz": gzip.compress, "zst": zstd.compress}.get(suffix.rpartition(".")[2], bytes)
+    (tmp_path / f"a.{suffix}").write_bytes(pack(content))
+    assert read(tmp_path / f"a.{suffix}") == list(enumerate(texts))
+    assert read(tmp_path / f"a.{suffix}", start=2) == [(2, texts[2])]
+
+
+def test_json_lines_that_break_their_encoding_are_rejected_from_there_on(tmp_path: Path) -> None:
+    content = '{"text": "ok"}\n'.encode("utf-16") + b"\x00\xd8\x00"
+    (tmp_path / "a.jsonl").write_bytes(content)
+    assert read(tmp_path / "a.jsonl")[-1][1] == "unreadable"
+
+
+@pytest.mark.parametrize("window_log", [27, 28, 31])
+def test_a_window_of_zstd_is_read_up_to_the_one_that_was_allowed(tmp_path: Path, window_log: int) -> None:
+    options = {
+        zstd.CompressionParameter.window_log: window_log,
+        zstd.CompressionParameter.enable_long_distance_matching: 1,
+        zstd.CompressionParameter.content_size_flag: 0,
+    }
+    packer = zstd.ZstdCompressor(options=options)  # in pieces: else the window is as large as the content
+    packed = packer.compress(b'{"text": "a"}\n') + packer.compress(b'{"text": "b"}\n') + packer.flush()
+    (tmp_path / "a.jsonl.zst").write_bytes(packed)
+    file = described(tmp_path / "a.jsonl.zst")
+    allowed = ReadOptions(text_column="text", max_document_bytes=1000, zstd_long=window_log)
+    found = [record.content for record in read_records(file, allowed)]
+    assert [one.text for one in found if isinstance(one, Document)] == ["a", "b"]
+    if window_log > 27:
+        assert "larger than 128 MiB (it was made with zstd --long): give --zstd-long 31" in reason(
+            tmp_path / "a.jsonl.zst"
+        )
 
 
 LINES = (
