@@ -158,8 +158,13 @@ class LLM:
     def embed(self, texts: Prompt | Sequence[Prompt], *, adapter: str | None = None) -> np.ndarray:
         """Return one embedding of length 1 per text, [n, hidden] float32; a text may also be token ids.
 
-        The embedding is the normalised hidden state at the last token, the only one that attends to the whole
-        text. Models that were not trained for embeddings give poor ones.
+        A text has the tokens that the tokenizer's post-processor adds, and the prompt of the folder's
+        `default_prompt_name`, as in sentence-transformers; token ids are taken as they are. The embedding is
+        the normalised hidden state at the last token, the only one that attends to the whole text. Models
+        that were not trained for embeddings give poor ones.
+
+        Raises:
+            UsageError: a text does not fit into the context, or the folder asks for another pooling.
         """
         found = self.collect([self._embed_request(text, adapter) for text in prompts_of(texts)])
         return np.array([answers.answers[0].embedding for answers in found], dtype=np.float32)
@@ -225,7 +230,9 @@ class LLM:
         return self.request(text_processor.encode_chat(messages), replace(params, stop_texts=stops))
 
     def _embed_request(self, text: Prompt, adapter: str | None) -> Request:
-        tokens = _tokens(text, self.text_processor.of(adapter))
+        text_processor = self.text_processor.of(adapter)
+        text_processor.embedding.check()
+        tokens = text_processor.encode_embedded(text) if isinstance(text, str) else token_ids(text)
         vocab_size = self.thread.engine.vocab_size_of(adapter)
         check_prompt(tokens, context=self.capacity.context, vocab_size=vocab_size)
         return Request(prompt=tuple(tokens), max_tokens=0, adapter=adapter, task="embed")

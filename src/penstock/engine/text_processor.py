@@ -4,7 +4,7 @@ An adapter has one too. What its folder lacks is the model's: a tokenizer with t
 template that it was tuned with, and the tokens at which its answers end, besides the model's.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -13,6 +13,7 @@ from penstock.core.config import load_json
 from penstock.core.errors import InputError
 from penstock.core.files import TOKENIZER_FILE
 from penstock.engine.detokenizer import TextStream
+from penstock.engine.embedding_rules import EmbeddingRules, read_rules
 from penstock.text.chat_template import ChatTemplate, Message, load_template, render
 from penstock.text.tokenizer import Tokenizer
 
@@ -33,6 +34,8 @@ class TextProcessor:
     """Text processors of the model's present adapters, by name."""
     start_ids: tuple[int, ...] = ()
     """Tokens before every prompt; chat templates write their own."""
+    end_ids: tuple[int, ...] = ()
+    """Tokens after every embedded text."""
     template: ChatTemplate = field(default_factory=ChatTemplate)
     """Chat template."""
     sampling: Mapping[str, float] = field(default_factory=dict)
@@ -40,8 +43,8 @@ class TextProcessor:
     trust_contents: bool = False
     """True: names of special tokens in messages become those tokens, as in transformers; False: they are
     text, because the author of a message could otherwise write other turns."""
-    vector_lengths: tuple[int, ...] | None = ()
-    """Lengths to which embeddings may be shortened (Matryoshka); None: any."""
+    embedding: EmbeddingRules = field(default_factory=EmbeddingRules)
+    """Rules of embeddings."""
     _singles: dict[int, str] = field(default_factory=dict)
     """Cache of single tokens' texts."""
 
@@ -53,14 +56,16 @@ class TextProcessor:
             InputError, ModelError: one of the files cannot be read.
         """
         tokenizer, template = Tokenizer.load(tokenizer_path), load_template(tokenizer_path.parent)
+        start_ids, end_ids = _added_ids(tokenizer, tokenizer_path)
         return cls(
             tokenizer=tokenizer,
             stop_ids=_stop_ids(tokenizer_path.parent, tokenizer, template),
-            start_ids=_start_ids(tokenizer, tokenizer_path),
+            start_ids=start_ids,
+            end_ids=end_ids,
             template=template,
             trust_contents=trust_contents,
             sampling=_sampling(tokenizer_path.parent / "generation_config.json"),
-            vector_lengths=_vector_lengths(tokenizer_path.parent / "config.json"),
+            embedding=read_rules(tokenizer_path.parent),
         )
 
     def of(self, adapter: str | None) -> "TextProcessor":
@@ -74,6 +79,19 @@ class TextProcessor:
         """
         ids = [*self.start_ids, *self.tokenizer.encode(prompt)]
         return ids or [token for token in (self.tokenizer.eos_id,) if token is not None]
+
+    def encode_embedded(self, text: str, *, keep: Callable[[list[int]], Sequence[int]] = list) -> list[int]:
+        """Return the token ids of a text to embed: those of sentence-transformers.
+
+        The folder's default prompt and the text, between the tokens that the tokenizer's post-processor adds.
+        A name of a special token in the text stays text.
+
+        Args:
+            keep: truncates the ids that are not added by the post-processor.
+        """
+        ids = keep(self.tokenizer.encode(self.embedding.prompt + text))
+        found = [*self.start_ids, *ids, *self.end_ids]
+        return found or [token for token in (self.tokenizer.eos_id,) if token is not None]
 
     def encode_chat(self, messages: Sequence[Message], *, tools: Sequence[object] = ()) -> list[int]:
         """Return the token ids of a conversation, ready for the answer.
@@ -102,6 +120,9 @@ class TextProcessor:
         known = [one.tokenizer for one in present]
         tokenizer = Tokenizer.load(path, known=known) if path.is_file() else self.tokenizer
         alike = next((one for one in present if one.tokenizer is tokenizer), None)
+        start_ids, end_ids = (
+            _added_ids(tokenizer, path) if alike is None else (alike.start_ids, alike.end_ids)
+        )
         variables = {**self.template.variables, **template.variables}
         template = replace(self.template if template.source is None else template, variables=variables)
         return replace(
@@ -109,7 +130,8 @@ class TextProcessor:
             tokenizer=tokenizer,
             stop_ids=self.stop_ids | _stop_ids(folder, tokenizer, template),
             adapters={},
-            start_ids=_start_ids(tokenizer, path) if alike is None else alike.start_ids,
+            start_ids=start_ids,
+            end_ids=end_ids,
             template=template,
             _singles={} if alike is None else alike._singles,
         )
@@ -186,18 +208,10 @@ def _sampling(path: Path) -> dict[str, float]:
     return found
 
 
-def _vector_lengths(path: Path) -> tuple[int, ...] | None:
-    """Read the embedding lengths that a model was trained for, under the keys that vLLM reads."""
-    stored: Mapping[str, Any] = load_json(path) if path.is_file() else {}
-    lengths = stored.get("matryoshka_dimensions")
-    if isinstance(lengths, list):
-        return tuple(length for length in lengths if isinstance(length, int))
-    return None if stored.get("is_matryoshka") is True else ()
-
-
-def _start_ids(tokenizer: Tokenizer, path: Path) -> tuple[int, ...]:
+def _added_ids(tokenizer: Tokenizer, path: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the tokens before and after a text."""
     try:
-        return tokenizer.start_ids
+        return tokenizer.start_ids, tokenizer.end_ids
     except InputError as error:
         raise InputError(
             f"{path}: {str(error).rstrip('.')}", fix="Restore it from the folder it came from."

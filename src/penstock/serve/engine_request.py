@@ -91,13 +91,14 @@ def _check(body: Generation) -> None:
 
 
 def truncated(
-    prompt: Sequence[int], body: Truncation, *, room: int, side: Literal["left", "right"]
+    prompt: Sequence[int], body: Truncation, *, room: int, side: Literal["left", "right"], added: int = 0
 ) -> Sequence[int]:
     """Return the tokens of a prompt that are used.
 
     Args:
         room: number of tokens that -1 means.
         side: side to truncate if the request names none.
+        added: number of tokens that will be added around the prompt; they count.
 
     Raises:
         ApiError: a prompt of no tokens is asked for, or a side without a length.
@@ -113,7 +114,14 @@ def truncated(
         raise ApiError(
             400, "truncate_prompt_tokens must be -1 or at least 1 (got 0).", param="truncate_prompt_tokens"
         )
-    most = room if most < 0 else most
+    most = (room if most < 0 else most) - added
+    if most < 1:
+        raise ApiError(
+            400,
+            f"truncate_prompt_tokens leaves no room for the text: the tokenizer adds {added:,} tokens (got "
+            f"{body.truncate_prompt_tokens}).",
+            param="truncate_prompt_tokens",
+        )
     return prompt[:most] if (body.truncation_side or side) == "right" else prompt[-most:]
 
 

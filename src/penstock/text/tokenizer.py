@@ -238,21 +238,32 @@ class Tokenizer:
         normalizer = self._plain.normalizer
         return safe_cuts(json.loads(self._plain.to_str()), normalizer.normalize_str if normalizer else str)
 
-    @cached_property
+    @property
     def start_ids(self) -> tuple[int, ...]:
-        """Tokens that its post-processor puts before a text, such as Llama's `<s>`.
+        """Tokens that its post-processor puts before a text, such as Llama's `<s>`; raises as `end_ids`."""
+        return self._added_ids[0]
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Tokens that its post-processor puts after a text, such as Qwen3-Embedding's `<|endoftext|>`.
 
         Raises:
             InputError: it fails on any text.
         """
+        return self._added_ids[1]
+
+    @cached_property
+    def _added_ids(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         try:
-            empty, word = (self._plain.encode(text).ids for text in ("", "a"))
+            found = self._plain.encode("a")
         except BaseException as error:
             if not is_of_library(error):
                 raise
             raise InputError(f"Not a tokenizer (it fails on any text: {error})") from None
-        shared = [a == b for a, b in zip(empty, word, strict=False)]
-        return tuple(word[: shared.index(False) if False in shared else len(shared)])
+        ids, is_added = found.ids, found.special_tokens_mask
+        before = is_added.index(0) if 0 in is_added else len(ids)
+        after = is_added[::-1].index(0) if 0 in is_added else 0
+        return tuple(ids[:before]), tuple(ids[len(ids) - after :])
 
     @cached_property
     def _identity(self) -> bytes:

@@ -30,7 +30,7 @@ def load(tmp_path):
 def test_a_model_says_to_which_lengths_its_vectors_may_be_cut(tmp_path, text, lengths):
     train_tokenizer(["penstock"] * 3, vocab_size=260).save(tmp_path / "tokenizer.json")
     (tmp_path / "config.json").write_text(text)
-    assert TextProcessor.load(tmp_path / "tokenizer.json").vector_lengths == lengths
+    assert TextProcessor.load(tmp_path / "tokenizer.json").embedding.lengths == lengths
 
 
 def test_settings_are_read_and_others_left(load):

@@ -19,11 +19,18 @@ _MAX_TRUNCATED_CONTEXTS = 32
 
 
 def prompts_of(
-    prompt: Prompt, served: ModelInfo, *, max_prompts: int, param: str, truncates: bool
+    prompt: Prompt,
+    served: ModelInfo,
+    *,
+    max_prompts: int,
+    param: str,
+    truncates: bool,
+    encode: Callable[[str], list[int]],
 ) -> list[list[int]]:
     """Return the token ids of each prompt of a request.
 
     Args:
+        encode: text -> ids.
         param: key of the request, for error messages.
         truncates: True: accept texts of several contexts, because the prompt is truncated afterwards.
 
@@ -40,7 +47,6 @@ def prompts_of(
         raise ApiError(
             400, f"{param} has {len(prompt):,} entries, and the limit is {max_prompts:,}.", param=param
         )
-    encode = served.text_processor.encode
     return [
         encoded(one, served, encode, param=param, truncates=truncates) if isinstance(one, str) else list(one)
         for one in prompt

@@ -132,6 +132,7 @@ def _requests(body: CompletionRequest, service: AppState, *, client: str) -> lis
         max_prompts=limits.max_prompts,
         param="prompt",
         truncates=body.truncate_prompt_tokens is not None,
+        encode=served.text_processor.encode,
     )
     asked = RouteOptions(
         max_tokens=_max_tokens(body, limits),

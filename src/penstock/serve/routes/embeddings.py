@@ -5,6 +5,7 @@ import base64
 import math
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from sys import byteorder
 from typing import Annotated, Literal
 
@@ -13,10 +14,11 @@ from pydantic import Field
 from starlette.responses import Response
 
 from penstock.core import clock
+from penstock.core.errors import UsageError
 from penstock.engine import request as engine
 from penstock.serve.chat.prompt import prompts_of
 from penstock.serve.engine_request import check_embedded, truncated
-from penstock.serve.errors import ApiError
+from penstock.serve.errors import ApiError, api_error_of
 from penstock.serve.output_stream import UsageCounter
 from penstock.serve.routes.dependencies import FAILURES, new_id, reply, service_of, visit_of
 from penstock.serve.schema.base import ABSENT, Name, OneOf, Reply, Truncation
@@ -71,7 +73,7 @@ async def embed(body: EmbeddingsRequest, request: Request) -> Response:
     """Embed texts: one vector of length 1 per text."""
     [vectors], usage = await _vectors(request, body, input=body.input)
     served = service_of(request).served.of(body.model)
-    lengths = served.text_processor.vector_lengths
+    lengths = served.text_processor.embedding.lengths
     cut = [shortened(vector, body.dimensions, lengths=lengths) for vector in vectors]
     as_text = body.encoding_format == "base64"
     return reply(
@@ -253,9 +255,26 @@ def _requests(
     client: str,
 ) -> list[engine.Request]:
     served, limits = service.served.of(body.model), service.limits
-    truncates = body.truncate_prompt_tokens is not None
-    whole = prompts_of(given, served, max_prompts=limits.max_texts, param=key, truncates=truncates)
-    prompts = [truncated(one, body, room=served.context, side="right") for one in whole]
+    text_processor = served.text_processor
+    try:
+        text_processor.embedding.check()
+    except UsageError as error:
+        raise api_error_of(error, param="model") from None
+    added = len(text_processor.start_ids) + len(text_processor.end_ids)
+
+    def kept(ids: Sequence[int], *, added: int = 0) -> Sequence[int]:
+        return truncated(ids, body, room=served.context, side="right", added=added)
+
+    prompts: Sequence[Sequence[int]] = prompts_of(
+        given,
+        served,
+        max_prompts=limits.max_texts,
+        param=key,
+        truncates=body.truncate_prompt_tokens is not None,
+        encode=lambda text: text_processor.encode_embedded(text, keep=partial(kept, added=added)),
+    )
+    if not isinstance(given, str) and not isinstance(given[0], str):
+        prompts = [kept(ids) for ids in prompts]
     for prompt in prompts:
         check_embedded(prompt, served, param=key)
     deadline_s = None if limits.deadline_s is None else clock.monotonic() + limits.deadline_s

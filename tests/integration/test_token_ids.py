@@ -1,0 +1,186 @@
+"""Each place where a text becomes token ids has those of the library that trained the model."""
+
+import json
+from itertools import chain
+from types import SimpleNamespace
+
+import pytest
+import tokenizers
+import torch
+from tests.in_process import run_cli
+from tests.tiny_models import SHAPE
+from tokenizers import processors
+from transformers import AutoModel, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from penstock import LLM, EngineConfig
+from penstock.core.errors import InputError, UsageError
+from penstock.data.corpus.open import open_corpus
+from penstock.engine.embedding_rules import read_rules
+from penstock.engine.text_processor import TextProcessor
+from penstock.serve.errors import ApiError
+from penstock.serve.routes.embeddings import EmbeddingsRequest, _requests
+from penstock.text.tokenizer import train_tokenizer
+
+TEXTS = ["the penstock feeds the turbine", " größer\n", "日本", "a"]
+FRAMES = {
+    "none": None,
+    "start": "<s> $A",
+    "end": "$A </s>",
+    "both": "<s> $A </s>",
+    "prefix of several": "<s> <x> $A <x>",
+}
+
+
+def save_tokenizer(folder, frame):
+    made = tokenizers.Tokenizer.from_str(train_tokenizer(TEXTS * 9, vocab_size=280).content.decode())
+    made.add_special_tokens(["<s>", "</s>", "<x>"])
+    if frame:
+        names = ("<s>", "</s>", "<x>")
+        made.post_processor = processors.Sequence([
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(
+                single=frame, special_tokens=[(name, made.token_to_id(name)) for name in names]
+            ),
+        ])  # fmt: skip
+    made.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "bos_token": None,
+        "eos_token": "</s>",
+        "add_bos_token": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}<x>{{ m.content }}</s>{% endfor %}")
+    (folder / "config.json").write_text('{"model_type": "qwen3"}')
+
+
+@pytest.fixture(params=FRAMES)
+def folder(request, tmp_path):
+    save_tokenizer(tmp_path, FRAMES[request.param])
+    return tmp_path
+
+
+def test_each_rule_against_transformers(folder):
+    ours, theirs = TextProcessor.load(folder / "tokenizer.json"), AutoTokenizer.from_pretrained(folder)
+    for text in TEXTS:
+        bare = theirs(text, add_special_tokens=False)["input_ids"]
+        whole = theirs(text)["input_ids"]
+        before = whole[: len(whole) - len(bare) - len(ours.end_ids)]
+        assert ours.encode_embedded(text) == whole, "embeddings: all that the post-processor adds"
+        assert ours.encode(text) == [*before, *bare], "prompts: what it adds in front"
+        assert ours.tokenizer.encode(text) == bare, "documents: nothing"
+        messages = [{"role": "user", "content": text}]
+        chat = theirs.apply_chat_template(messages, return_dict=False)
+        assert ours.encode_chat(messages) == chat, "chats: what the template writes"
+
+
+def test_documents_have_their_own_tokens_and_the_end_token(folder):
+    (folder / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    out = folder / "corpus"
+    arguments = ("--tokenizer", folder / "tokenizer.json", "--out", out)
+    assert run_cli("data", "prepare", folder / "in.jsonl", *arguments).returncode == 0
+    theirs = AutoTokenizer.from_pretrained(folder)
+    corpus = open_corpus(out)
+    end = corpus.manifest.eos_id
+    expected = [[*theirs(text, add_special_tokens=False)["input_ids"], end] for text in TEXTS]
+    assert corpus.tokens(0, corpus.num_tokens).tolist() == [*chain.from_iterable(expected)]
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory):
+    """A folder of Qwen3-Embedding's shape, with the files of sentence-transformers."""
+    folder = tmp_path_factory.mktemp("embedder")
+    torch.manual_seed(0)
+    shape = {**SHAPE, "vocab_size": 320}
+    Qwen3ForCausalLM(Qwen3Config(**shape, head_dim=16, tie_word_embeddings=True)).save_pretrained(folder)
+    config = (folder / "config.json").read_text()
+    save_tokenizer(folder, "$A <x>")
+    (folder / "config.json").write_text(config)
+    save_modules(folder, {"embedding_dimension": 32, "pooling_mode": "lasttoken"}, prompt="the ")
+    return folder
+
+
+def save_modules(folder, pooling, prompt="", more=()):
+    kinds = ("Transformer", "Pooling", "Normalize", *more)
+    prefix = "sentence_transformers.models."
+    modules = [{"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": prefix + kind}
+               for i, kind in enumerate(kinds)]  # fmt: skip
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    prompts = {"prompts": {"query": prompt, "document": ""}, "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+
+
+def vectors_of(folder, texts):
+    """Return what sentence-transformers 6.2 computes: prompt, post-processor, last state, length 1."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
+    found = []
+    for text in texts:
+        ids = tokenizer(read_rules(folder).prompt + text, return_tensors="pt")
+        with torch.no_grad():
+            state = model(**ids).last_hidden_state[0, -1]
+        found.append(torch.nn.functional.normalize(state, dim=0))
+    return torch.stack(found)
+
+
+def test_embeddings_are_those_of_sentence_transformers(embedder):
+    with LLM(embedder, EngineConfig(device="cpu", cache_gib=0.01)) as llm:
+        ours = torch.from_numpy(llm.embed(TEXTS))
+        as_ids = torch.from_numpy(llm.embed([llm.text_processor.encode_embedded(text) for text in TEXTS]))
+    torch.testing.assert_close(ours, vectors_of(embedder, TEXTS), atol=1e-5, rtol=0)
+    assert torch.equal(ours, as_ids), "token ids are taken as they are"
+
+
+@pytest.mark.parametrize(
+    ("pooling", "more", "named"),
+    [
+        ({"pooling_mode": "mean"}, (), "mean"),
+        ({"pooling_mode": ["cls", "max"]}, (), "cls, max"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_lasttoken": False}, (), "cls_token"),
+        ({}, (), "mean"),
+        ({"pooling_mode_lasttoken": True}, ("Dense",), "lasttoken, Dense"),
+    ],
+)
+def test_another_pooling_is_refused(tmp_path, pooling, more, named):
+    save_modules(tmp_path, pooling, more=more)
+    with pytest.raises(UsageError, match=f"not the state at the last token .*{named}"):
+        read_rules(tmp_path).check()
+
+
+def test_folders_of_last_tokens_are_read_in_both_spellings(tmp_path):
+    read_rules(tmp_path).check()
+    for pooling in (
+        {"pooling_mode": "lasttoken"},
+        {"pooling_mode_lasttoken": True, "pooling_mode_cls_token": False},
+    ):
+        save_modules(tmp_path, pooling)
+        read_rules(tmp_path).check()
+    (tmp_path / "modules.json").write_text("[3]")
+    with pytest.raises(InputError, match="not a list of modules"):
+        read_rules(tmp_path)
+
+
+@pytest.mark.parametrize("side", [None, "left", "right"])
+def test_a_truncated_text_keeps_what_the_post_processor_adds(tmp_path, side):
+    save_tokenizer(tmp_path, FRAMES["both"])
+    served = SimpleNamespace(
+        text_processor=TextProcessor.load(tmp_path / "tokenizer.json"),
+        context=99,
+        vocab_size=320,
+        adapter=None,
+    )
+    limits = SimpleNamespace(max_texts=9, deadline_s=None)
+    service = SimpleNamespace(served=SimpleNamespace(of=lambda _: served), limits=limits)
+
+    def ids_of(given, length):
+        body = EmbeddingsRequest(input=given, truncate_prompt_tokens=length, truncation_side=side)
+        return [list(one.prompt) for one in _requests("input", given, body, service, client="")]
+
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, truncation_side=side or "right")
+    expected = tokenizer(TEXTS[0], truncation=True, max_length=5)["input_ids"]
+    assert ids_of([TEXTS[0]], 5) == [expected]
+    assert ids_of(TEXTS[0], 97) == [tokenizer(TEXTS[0])["input_ids"]]
+    assert ids_of([5, 6, 7], 2) == [[6, 7] if side == "left" else [5, 6]], "token ids are taken as they are"
+    with pytest.raises(ApiError, match="leaves no room for the text: the tokenizer adds 2 tokens"):
+        ids_of(TEXTS[0], 2)
