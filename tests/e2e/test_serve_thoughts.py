@@ -60,6 +60,10 @@ def test_thoughts_can_be_sent_back(thinker):
     chat = client.chat.completions.create(model="tiny", messages=said, temperature=0)
     assert again.usage.input_tokens == chat.usage.prompt_tokens
     assert chat.choices[0].message.reasoning_content == "Let me see."
+    for key in ("reasoning", "thinking"):
+        said[1] = {"role": "assistant", key: "Let me see.", "content": "It is a pipe."}
+        other = client.chat.completions.create(model="tiny", messages=said, temperature=0, max_tokens=1)
+        assert other.usage.prompt_tokens == chat.usage.prompt_tokens
 
 
 def test_log_probabilities_are_of_what_is_said(thinker):

@@ -34,6 +34,9 @@ TEMPLATE_FILES = (*_FILES.values(), "tokenizer_config.json")
 """Files of a folder that `load_template` reads."""
 
 
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+"""Keys of an assistant's turn that mean its reasoning, in the order in which transformers looks for it."""
+
 Messages = Sequence[Mapping[str, object]]
 """A conversation as templates get it."""
 
@@ -100,6 +103,7 @@ def render(
 
     Args:
         messages: as `Message`; with a template also its own roles and keys, such as "tool" and `tool_calls`.
+            The template finds reasoning under each of REASONING_KEYS, whichever it was given under.
         tools: functions the model may call, as JSON; they require a template.
         variables: more template variables, such as `enable_thinking`.
         add_generation_prompt: True to end with the beginning of an answer; False: the conversation alone.
@@ -121,7 +125,7 @@ def render(
     if source is None:
         return _transcript(messages, has_tools=bool(tools), add_generation_prompt=add_generation_prompt)
     known: dict[str, object] = {
-        "messages": messages,
+        "messages": [_with_reasoning(message) for message in messages],
         "add_generation_prompt": add_generation_prompt,
         "tools": list(tools) or None,
     }
@@ -164,6 +168,16 @@ def _check_message(message: object) -> None:
     is_call = message.get("content") is None and bool(message.get("tool_calls"))
     if not is_call and not isinstance(message.get("content"), str):
         raise UsageError("The content of a message is not text", got=message, fix=fix)
+
+
+def _with_reasoning(message: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a message that has its reasoning under all names of it.
+
+    >>> _with_reasoning({"role": "assistant", "thinking": "Why."})["reasoning_content"]
+    'Why.'
+    """
+    given = [message[key] for key in REASONING_KEYS if message.get(key) is not None]
+    return {**message, **dict.fromkeys(REASONING_KEYS, given[0])} if given else message
 
 
 def _transcript(

@@ -20,13 +20,13 @@ Nothing is learned because a guess failed: what a template leaves out of a conve
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
 from penstock.core.errors import PenstockError, UsageError
-from penstock.text.chat_template import ANSWER_MARKS, MARK, Messages
+from penstock.text.chat_template import ANSWER_MARKS, MARK, REASONING_KEYS, Messages
 from penstock.text.generation_tags import Span, check_rest_of_tags, tagged, within_tags
 from penstock.text.template_drops import Render, check_kept, check_tools, has_dropped
 
@@ -111,9 +111,9 @@ def find_answers(messages: Messages, tools: Sequence[object], renderer: Renderer
             continue
         content, stop, ends = _located(messages, index, text, before, render, frame)
         (_, end), *more = ends
-        at = _header_start(text, before, content, prompt)
-        start = min(at + len(prompt), content)
-        dropped += has_dropped(message, text[start:stop], index)
+        at, start = _prompt_span(text, before, content, prompt)
+        is_last = index == len(messages) - 1
+        dropped += has_dropped(message, text[start:stop], index, is_last=is_last)
         learned: tuple[Span, ...] = ((start, end),)
         if marked is not None:
             learned = within_tags(marked, (start, end), (content, stop), text, index)
@@ -158,25 +158,44 @@ def _located(
             fix="Use the tokenizer and the template of one model, and a template that ends every answer "
             "alike, be it the last one or not.",
         )
-    alone = render(messages[: index + 1]).removesuffix(frame.prompt).rstrip()
-    head, is_there, _ = render([*messages[:index], mark]).partition(MARK)
+    alone = messages[: index + 1]
+    # earlier turns may have lost their reasoning, which they have where no later turn follows
+    silent = [{key: turn[key] for key in turn if key not in REASONING_KEYS} for turn in alone]
+    for turns in (alone, silent):
+        if span := _found_alone(turns, mark, text, before, render, frame):
+            start, stop, end = span
+            return start, stop, [(stop, end)]
+    raise UsageError(
+        f"The assistant's turn, message {index + 1}, cannot be found in the text of the template",
+        fix="Correct the template, or leave the conversation out.",
+    )
+
+
+def _found_alone(
+    messages: Messages, mark: Mapping[str, object], text: str, before: int, render: Render, frame: _Frame
+) -> tuple[int, int, int] | None:
+    """Return where the content of the last turn starts and stops in a longer text, and the end of its tokens.
+
+    Args:
+        messages: the conversation up to the turn.
+        mark: a turn to compare it with.
+    """
+    control = frame.control
+    alone = render(messages).removesuffix(frame.prompt).rstrip()
+    head, is_there, _ = render([*messages[:-1], mark]).partition(MARK)
     first = _before_token(alone, _common(alone, head), control)
     turn = alone[first:]
     tokens = list(control.finditer(turn))
     # With its header: the text of a user may be the same. What the template put in between, such as an empty
     # thinking block, may be missing from an earlier turn.
-    header = alone[_header_start(alone, 0, first, frame.prompt) : first]
+    header = alone[_prompt_span(alone, 0, first, frame.prompt)[0] : first]
     headers = {header or frame.prompt, frame.prompt}
     written = f"(?:{'|'.join(map(re.escape, headers))}){re.escape(turn)}"
     found = re.compile(written).search(text, before)
     if not is_there or not found or not tokens or tokens[-1].end() != len(turn):
-        raise UsageError(
-            f"The assistant's turn, message {index + 1}, cannot be found in the text of the template",
-            fix="Correct the template, or leave the conversation out.",
-        )
+        return None
     start = found.end() - len(turn)
-    stop = start + tokens[-1].start()
-    return start, stop, [(stop, found.end())]
+    return start, start + tokens[-1].start(), found.end()
 
 
 def _common(one: str, other: str) -> int:
@@ -278,15 +297,24 @@ def _constant_prompt(renderer: Renderer) -> str:
     return ""
 
 
-def _header_start(text: str, before: int, content: int, prompt: str) -> int:
-    """Return where the generation prompt of an answer starts, or the beginning of one that it has.
+def _prompt_span(text: str, before: int, content: int, prompt: str) -> Span:
+    """Return where the generation prompt of an answer starts and ends, or the beginning of one that it has.
 
-    Earlier turns may lack the end of a prompt, such as a `<think>` that the model continues.
+    Earlier turns may lack the end of a prompt, such as a `<think>` that the model continues. An empty thought
+    may be closed where the prompt breaks the line.
 
-    >>> _header_start("Hi<end><assistant>Hello.", 0, 18, "<assistant><think>")
-    7
+    Args:
+        content: where the text of the turn begins; inside the prompt if it opens a thought.
+
+    >>> _prompt_span("Hi<end><assistant>Hello.", 0, 18, "<assistant><think>")
+    (7, 18)
+    >>> _prompt_span("Hi<end><assistant><think></think>Hello.", 0, 33, "<assistant><think>\\n")
+    (7, 25)
     """
-    if prompt and (at := text.rfind(prompt, before, content)) >= 0:
-        return at
+    for written in (prompt, prompt.rstrip()):
+        at = text.rfind(written, before, content + len(written)) if written else -1
+        if 0 <= at <= content:
+            return at, at + _common(text[at : at + len(prompt)], prompt)
     lengths = range(len(prompt), 0, -1)
-    return content - next((n for n in lengths if text.endswith(prompt[:n], before, content)), 0)
+    common = next((n for n in lengths if text.endswith(prompt[:n], before, content)), 0)
+    return content - common, content

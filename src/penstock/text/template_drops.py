@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from penstock.core.errors import UsageError
-from penstock.text.chat_template import MARK, Messages
+from penstock.text.chat_template import MARK, REASONING_KEYS, Messages
 
 Render = Callable[[Messages], str]
 """Writes messages with a template, without the prompt for an answer."""
@@ -59,19 +59,32 @@ def check_kept(messages: Messages, render: Render) -> None:
             )
 
 
-def has_dropped(message: Mapping[str, object], answer: str, index: int) -> bool:
+def has_dropped(message: Mapping[str, object], answer: str, index: int, *, is_last: bool) -> bool:
     """Return True if the template left out reasoning, a text of a key of its own, or one beside tool calls.
 
+    Args:
+        is_last: the turn is the last message. Templates leave out the reasoning of earlier turns on purpose.
+
     Raises:
-        UsageError: it left out something else, or everything.
+        UsageError: it left out something else, the reasoning of the last turn, or everything.
     """
     content = str(message.get("content") or "").strip()
+    thoughts = [str(message[key]) for key in REASONING_KEYS if isinstance(message.get(key), str)]
+    if "</think>" in content:
+        thoughts.append(content.rpartition("</think>")[0].removeprefix("<think>"))
+    for thought in thoughts if is_last else ():
+        if not _holds(answer, thought.strip()):
+            raise UsageError(
+                f"The template drops the reasoning of the last turn, message {index + 1}",
+                got=thought.strip()[:60],
+                fix="Use the template of a model that reasons, or leave the reasoning out.",
+            )
     calls = message.get("tool_calls")
     functions = [call.get("function", call) for call in calls] if isinstance(calls, list) else []
     _check_calls(functions, answer, index)
     others = {name: value for name, value in message.items() if name not in _NO_OTHER_TEXT}
     written = [_holds(answer, text.strip()) for text in _values(others) if isinstance(text, str)]
-    if written and not (any(written) or content or functions or message.get("reasoning_content")):
+    if written and not (any(written) or content or functions or any(thoughts)):
         raise UsageError(
             f"The template writes nothing of the assistant's turn, message {index + 1}",
             got=", ".join(others),

@@ -1,7 +1,7 @@
 """Conversations as people store them: OpenAI messages, ShareGPT, prompt and completion, pairs, thumbs.
 
     messages [, tools]                        OpenAI; tool calls, tool turns, reasoning_content, weight;
-                                              the older function_call; refusal; reasoning
+                                              the older function_call; refusal; reasoning; thinking
     conversations [, system, tools]           ShareGPT: from, value
     prompt, completion                        texts, or lists of messages
     [prompt,] chosen, rejected                pairs of TRL: texts or messages, the prompt apart or in both
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.core.errors import UsageError
+from penstock.text.chat_template import REASONING_KEYS
 
 ChatKind = Literal["conversations", "pairs", "thumbs"]
 
@@ -237,7 +238,7 @@ def _message(value: object, number: int) -> Message:
             f"Message {number} has an unknown role", got=said, fix=f"Known: {', '.join(_ROLES)}."
         )
     if role == "assistant":
-        _rename_keys(given)
+        _rename_keys(given, number)
     content = given.pop("content", given.pop("value", None))
     calls = given.pop("tool_calls", None)
     if isinstance(calls, str):  # JSON in a column of text
@@ -262,14 +263,25 @@ def _message(value: object, number: int) -> Message:
     return message
 
 
-def _rename_keys(message: Message) -> None:
-    """Give the keys of an assistant turn the names that templates know."""
+def _rename_keys(message: Message, number: int) -> None:
+    """Give the keys of an assistant turn the names that templates know.
+
+    Raises:
+        UsageError: it has different reasoning under two names.
+    """
     if not message.get("tool_calls") and (call := message.pop("function_call", None)):
         message["tool_calls"] = [call]
     if not (message.get("content") or message.get("value")) and "refusal" in message:
         message["content"] = message.pop("refusal")
-    if isinstance(message.get("reasoning"), str):  # kept as well: a template may read either
-        message.setdefault("reasoning_content", message["reasoning"])
+    given = {key: str(message.pop(key)) for key in REASONING_KEYS if isinstance(message.get(key), str)}
+    if len(set(given.values())) > 1:
+        raise UsageError(
+            f"Message {number} has different reasoning under {' and '.join(given)}",
+            got=[text[:60] for text in given.values()],
+            fix="The keys mean one thing: leave one.",
+        )
+    if given:
+        message["reasoning_content"] = next(iter(given.values()))
 
 
 def _text(content: object, number: int) -> str:

@@ -74,6 +74,10 @@ class AssistantMessage(Body):
     name: Name | None = None
     reasoning_content: str | None = None
     """Extension: reasoning, for templates that use it, such as Qwen 3's."""
+    reasoning: str | None = None
+    """Same as `reasoning_content`, as in vLLM."""
+    thinking: str | None = None
+    """Same as `reasoning_content`, as in gpt-oss' templates."""
     refusal: None = RETURNED
     annotations: list[ANY_JSON] | None = RETURNED
     audio: None = RETURNED

@@ -232,8 +232,12 @@ def test_tool_calls_may_be_json_in_a_text():
             {"content": "3", "reasoning": "It is 3."},
             {"content": "3", "reasoning_content": "It is 3."},
         ),
+        (
+            {"content": "3", "thinking": "It is 3.", "reasoning": "It is 3."},
+            {"content": "3", "reasoning_content": "It is 3."},
+        ),
     ],
-    ids=["call", "call as text", "refusal", "refusal beside an empty text", "reasoning"],
+    ids=["call", "call as text", "refusal", "refusal beside an empty text", "reasoning", "thinking"],
 )
 def test_other_names_of_calls_refusals_and_reasoning_give_the_same_corpus(tmp_path, qwen, answer, instead):
     asked = {"role": "user", "content": "Hi"}
@@ -246,12 +250,32 @@ def test_other_names_of_calls_refusals_and_reasoning_give_the_same_corpus(tmp_pa
 
 
 def test_a_text_under_another_key_is_counted_and_refused_where_nothing_else_is_written(tmp_path, model):
-    other = {"thinking": "It is 3.", "id": "msg_1", "name": "Bo", "score": 0.5}
+    other = {"comment": "It is 3.", "id": "msg_1", "name": "Bo", "score": 0.5}
     out = made(tmp_path, [talk("a", "3", **other), talk("a", "b", name="Bo", score=1)], model)
     assert open_corpus(out).manifest.chat.counts["turns_with_dropped_text"] == 1
     said = r"writes nothing of the assistant's turn, message 2 \(got 'audio'\)\. Put what the assistant says"
     with pytest.raises(InputError, match=said):
         made(tmp_path, [talk("a", "", audio={"id": "1", "transcript": "Three."})], model, name="refused")
+
+
+def test_reasoning_of_the_last_turn_that_the_template_drops_is_refused(tmp_path, model, qwen):
+    reasoned = {"role": "assistant", "content": "3", "thinking": "It is 3."}
+    asked = {"role": "user", "content": "a"}
+    said = (
+        r"drops the reasoning of the last turn, message 2 \(got 'It is 3\.'\)\. Use the template of a model"
+    )
+    with pytest.raises(InputError, match=said):
+        made(tmp_path, [{"messages": [asked, reasoned]}], model, name="refused")
+    [learned] = learned_texts(made(tmp_path, [{"messages": [asked, reasoned]}], qwen))
+    assert learned == ["<think>\nIt is 3.\n</think>\n\n3<|im_end|>"]
+
+
+def test_different_reasoning_under_two_keys_is_refused():
+    turn = {"role": "assistant", "content": "3", "thinking": "One.", "reasoning": "Two."}
+    record = {"messages": [{"role": "user", "content": "a"}, turn]}
+    said = r"Message 2 has different reasoning under thinking and reasoning \(got \['One\.', 'Two\.'\]\)"
+    with pytest.raises(UsageError, match=said):
+        conversation_of(record, kind="conversations", last_only=False)
 
 
 def test_weights_and_the_last_turn_choose_what_is_learned(tmp_path, model):
@@ -434,7 +458,7 @@ TRIMS = without_tags(CHATML).replace("message['content']", "message['content'] |
     "rejected",
     [
         {"role": "assistant", "content": "4 "},
-        {"role": "assistant", "content": "4", "reasoning_content": "A guess."},
+        {"role": "assistant", "content": "4", "comment": "A guess."},
     ],
     ids=["trimmed", "dropped"],
 )
