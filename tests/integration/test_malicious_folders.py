@@ -3,6 +3,7 @@
 import json
 import pickle
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
@@ -82,7 +83,8 @@ def test_code_in_a_folder_is_not_imported(folder):
     raw["auto_map"] = {"AutoModelForCausalLM": "modeling_evil.Evil"}
     (folder / "config.json").write_text(json.dumps(raw))
     (folder / "modeling_evil.py").write_text("raise SystemExit('it ran')")
-    LLM(folder, ENGINE).close()
+    assert "does not read: auto_map" in refusal(folder)
+    LLM(folder, replace(ENGINE, ignored_keys=("auto_map",))).close()
 
 
 @pytest.mark.parametrize(
