@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint.hf_folder import INDEX, SINGLE, names_in_index, no_weights, read_config
+from penstock.checkpoint.stored_head import HEAD
 from penstock.core.errors import ModelError, UsageError
 from penstock.core.files import commit, remove_tree, sync_directory, temporary_beside
 from penstock.core.packages import Package
@@ -66,7 +67,7 @@ def load_pretrained(
     """
     whole = read_config(folder, ignored_keys=ignored_keys)
     family = FAMILIES[whole.model_type]
-    names = family.hugging_face_names(whole)
+    names = stored_names(whole, {name for names in files_of(folder).values() for name in names})
     with unfilled():
         model: Llama = family(sliced_config(whole, place))
         stored = family(whole)
@@ -77,6 +78,23 @@ def load_pretrained(
     state = {ours: read.pop(theirs).to(device, dtype) for ours, theirs in names.items()}
     model.load_state_dict(state, assign=True)
     return model.eval()
+
+
+def stored_names(config: LlamaConfig, stored: Collection[str]) -> dict[str, str]:
+    """Return Penstock's name -> name in a folder of every tensor.
+
+    `AutoModel` saves a model without its output matrix, and its names without the prefix `model.`. Of a tied
+    model either of the two matrices may be stored.
+
+    Args:
+        stored: names of the folder's tensors.
+    """
+    names: dict[str, str] = FAMILIES[config.model_type].hugging_face_names(config)
+    if not any(name.startswith(_PREFIX) for name in stored):
+        names = {ours: theirs.removeprefix(_PREFIX) for ours, theirs in names.items()}
+    if config.tie_word_embeddings and names["embed.weight"] not in stored and HEAD in stored:
+        names["embed.weight"] = HEAD
+    return names
 
 
 def save_pretrained(
@@ -183,7 +201,7 @@ def _sync(path: Path) -> None:
 
 
 _NOT_LEARNED = ".rotary_emb.inv_freq"  # tables that transformers saved until 2023
-_TIED_COPY = "lm_head.weight"
+_PREFIX = "model."
 
 
 def read_weights(
@@ -272,8 +290,15 @@ def check_names(folder: Path, stored: set[str], expected: set[str], copies: Coll
         ModelError: the message names them.
     """
     ignored = {name for name in stored if name.endswith(_NOT_LEARNED)} | set(copies)
-    if _TIED_COPY not in expected:
-        ignored.add(_TIED_COPY)  # some writers store a tied matrix twice
+    if HEAD not in expected:
+        ignored.add(HEAD)  # some writers store a tied matrix twice
+    if expected - stored == {HEAD}:
+        raise ModelError(
+            f"{folder} has no output matrix: config.json does not tie it to the embedding, and no {HEAD} is "
+            "stored",
+            fix="Add the file that has it. transformers draws one at random. If the model was trained with "
+            "tied matrices, set tie_word_embeddings to true in config.json.",
+        )
     missing, unexpected = sorted(expected - stored), sorted(stored - expected - ignored)
     problems = [
         f"{label}: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -4,9 +4,11 @@ import hashlib
 import logging
 import os
 from collections.abc import Collection
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from penstock.checkpoint.stored_head import differs_from_embedding
 from penstock.core.config import load_json
 from penstock.core.errors import ConfigError, ModelError
 from penstock.models.llama.config import LlamaConfig
@@ -36,6 +38,9 @@ def is_adapter(folder: Path) -> bool:
 def read_config(folder: Path, *, ignored_keys: Collection[str] = ()) -> LlamaConfig:
     """Read `config.json`.
 
+    Where it ties the output matrix to the embedding, and another output matrix is stored, the model is
+    untied, with a warning.
+
     Args:
         ignored_keys: unknown keys to pass over, with a warning.
 
@@ -55,12 +60,30 @@ def read_config(folder: Path, *, ignored_keys: Collection[str] = ()) -> LlamaCon
         raise ModelError(f"{path}: {error}") from None
     for key in config.ignored_keys:
         _warn_of_ignored(path, key)
+    if config.tie_word_embeddings and differs_from_embedding(_weight_files(folder)):
+        _warn_of_head(path)
+        return replace(config, tie_word_embeddings=False)
     return config
 
 
 @cache  # once for each folder, however often it is read
 def _warn_of_ignored(path: Path, key: str) -> None:
     log.warning("%s: the key %s is ignored; if the model needs it, its results are wrong", path, key)
+
+
+@cache
+def _warn_of_head(path: Path) -> None:
+    log.warning(
+        "%s ties the output matrix to the embedding, but another lm_head.weight is stored: it is used", path
+    )
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files of weights that are there."""
+    index, single = folder / INDEX, folder / SINGLE
+    if index.is_file():
+        return list(names_in_index(index))
+    return [single] if single.is_file() else []
 
 
 def names_in_index(index: Path) -> dict[Path, set[str]]:

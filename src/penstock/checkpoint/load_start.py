@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from penstock.checkpoint.hf import check_dtype, check_names, files_of
+from penstock.checkpoint.hf import check_dtype, check_names, files_of, stored_names
 from penstock.checkpoint.load import fill_boxes
 from penstock.checkpoint.start import StartWeights, refuse_adapter
 from penstock.checkpoint.tensors import MODEL, held
 from penstock.core.boxes import Box
 from penstock.core.errors import CheckpointError, ModelError
 from penstock.core.packages import Package
-from penstock.models import FAMILIES
 from penstock.nn.new_rows import matrix_named
 
 if TYPE_CHECKING:
@@ -138,13 +137,10 @@ class _Folder:
 
     def __init__(self, start: StartWeights, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._folder, self._shapes = start.folder, shapes
-        self._names: dict[str, str] = FAMILIES[start.model.model_type].hugging_face_names(start.model)
         self._files = files_of(start.folder)
-        check_names(
-            start.folder,
-            {name for names in self._files.values() for name in names},
-            set(self._names.values()),
-        )
+        stored = {name for names in self._files.values() for name in names}
+        self._names = stored_names(start.model, stored)
+        check_names(start.folder, stored, set(self._names.values()))
 
     def fill(self, targets: Targets) -> None:
         """Fill tensors from the boxes of the stored ones."""
