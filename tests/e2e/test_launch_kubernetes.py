@@ -203,7 +203,8 @@ def test_a_server_answers_once_it_is_ready_and_ends_its_answers_when_its_pod_is_
         *_, last, end = [first, *lines]
     assert end == "data: [DONE]"
     assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
-    wait_until(lambda: ready() and ready()[0]["metadata"]["name"] != pod["metadata"]["name"], "another pod")
+    others = lambda: [one for one in ready() if one["metadata"]["name"] != pod["metadata"]["name"]]  # noqa: E731
+    wait_until(others, "another pod")
     found.delete("Deployment", "model", api="apps/v1")
 
 

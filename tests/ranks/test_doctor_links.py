@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,10 +17,12 @@ from penstock.doctor.checks import interfaces
 from penstock.doctor.checks.check import CheckOptions
 from penstock.doctor.report import as_json
 from penstock.launch.local import run as run_here
+from penstock.netlab import switch
 from penstock.netlab.hosts import Hosts, lab, why_not
-from penstock.netlab.topology import Link
+from penstock.netlab.topology import Link, mac_of
 
 TIMEOUT_S = 30.0  # of what arrives at once or never; many tests may share the machine
+OPTIONS: dict[str, float] = {}
 needs_hosts = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 Report = dict[str, Any]
@@ -38,7 +41,7 @@ def examined(hosts: Hosts, folder: Path) -> dict[int, Report]:
     """Examine from a rank on each host; return the reports that came of it, by rank."""
 
     def work() -> int:
-        report = examining.examine(CheckOptions(folder=folder), timeout_s=TIMEOUT_S)
+        report = examining.examine(CheckOptions(folder=folder, **OPTIONS), timeout_s=TIMEOUT_S)
         if report:
             (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(as_json(report)))
         return 0
@@ -116,6 +119,44 @@ def test_a_host_that_is_cut_off_is_missed_by_the_others_and_says_so_itself(tmp_p
     assert lines(reports[0], "red") == ["Node 1 did not come"]
     (alone,) = lines(reports[1], "red")
     assert alone.startswith("Rank 1 does not reach the first rank at ")
+
+
+def dropping(receivers, share: float):
+    """Let an emulated switch lose a share of the frames of the second host."""
+    random = Random(7)
+
+    def lossy(frame, source, cables):
+        to = receivers(frame, source, cables)
+        comes_from = frame[switch.HEADER_BYTES + 6 : switch.HEADER_BYTES + 12]
+        is_second = comes_from == bytes.fromhex(mac_of(1, 0).replace(":", ""))
+        return [] if is_second and len(frame) > 200 and random.random() < share else to
+
+    return lossy
+
+
+@needs_hosts
+def test_a_card_that_loses_packets_is_found_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(switch, "_receivers", dropping(switch._receivers, 0.2))
+    with lab(hosts=3, rate="100mbit", latency_s=1e-4) as hosts:
+        said = lines(examined(hosts, tmp_path)[0], "red")
+    lossy = [line for line in said if "of packets get lost" in line]
+    assert [line.partition(":")[0] for line in lossy] == ["eth0 of node 1"]
+
+
+@needs_hosts
+def test_a_dead_card_has_a_name_and_unmeasured_pairs_are_told_when_the_time_is_short(tmp_path: Path) -> None:
+    faults = {(1, 1): Link(rate="40mbit", cable="deaf")}
+    with lab(hosts=4, nics=2, rate="40mbit", links=faults) as hosts, pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "OPTIONS", {"seconds": 0.01})
+        patch.setattr(pair, "_CONNECT_S", 2.0)
+        report = examined(hosts, tmp_path)[0]
+    assert [line for line in lines(report, "red") if "Nothing passes" in line] == [
+        "Nothing passes to or from eth1 of node 1"
+    ]
+    assert any("were not measured, for want of time" in line for line in lines(report, "yellow"))
+    assert [outlier["node"] for outlier in report["outliers"]] == [1]
 
 
 def test_processes_of_one_machine_are_measured_over_its_loopback(tmp_path: Path) -> None:

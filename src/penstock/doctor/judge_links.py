@@ -10,12 +10,16 @@ from typing import NamedTuple
 
 from penstock.doctor.checks.check import Finding, green, red, yellow
 from penstock.doctor.link import LinkFault, LinkMeasurement
-from penstock.doctor.node_group import LOOPBACK, Member
+from penstock.doctor.node_group import LOOPBACK, Member, matched
 
 CHECK = "links"
 
 _SLOW, _SLOWISH = 0.5, 0.75
 """Ratio to the fastest link's speed below which a link is slow. Collectives run at the slowest one's."""
+_LOSSY, _SOMEWHAT_LOSSY = 0.01, 0.002
+"""Share of lost packets above which a link is bad, and worth a line: TCP's speed falls with its root."""
+_MOST_SECOND = 4
+"""Pairs that are measured in any case to find the culprit of a dead link."""
 _FAR, _FAR_S = 10.0, 0.002
 """A round trip this many times the usual one, and at least so many seconds longer, is worth a line."""
 _CLOCKS_APART_S, _CLOCKS_FAR_APART_S = 0.1, 60.0
@@ -43,6 +47,7 @@ def judge_links(members: Sequence[Member], links: Sequence[LinkMeasurement]) -> 
     yield from _dead(links, bad[_DEAD])
     yield from _losing(links, bad[_LOSING], bad[_STALLS])
     alive = [link for link in links if link.gbit_s]
+    yield from _lossy(alive)
     yield from _slow(alive)
     yield from _far(alive)
     yield from _summary(alive)
@@ -51,6 +56,7 @@ def judge_links(members: Sequence[Member], links: Sequence[LinkMeasurement]) -> 
 
 
 _DEAD, _LOSING, _STALLS, _IS_SLOW = "passes nothing", "loses large packets", "transfers hang", "is slow"
+_LOSES = "loses packets"
 
 
 def bad_links(links: Sequence[LinkMeasurement]) -> dict[str, set[LinkMeasurement]]:
@@ -61,6 +67,7 @@ def bad_links(links: Sequence[LinkMeasurement]) -> dict[str, set[LinkMeasurement
         _DEAD: {link for link in links if link.fault is LinkFault.DEAD},
         _LOSING: {link for link in links if link.loses_packets},
         _STALLS: {link for link in links if link.fault is LinkFault.STALLS},
+        _LOSES: {link for link in links if link.lost_share > _LOSSY},
         _IS_SLOW: {link for link in alive if link.gbit_s < _SLOW * best},
     }
 
@@ -80,6 +87,36 @@ def slow_crossings(links: Sequence[LinkMeasurement]) -> list[tuple[Endpoint, End
     alive = [link for link in links if link.gbit_s]
     slow = {link for link in alive if link.gbit_s < _SLOWISH * max(other.gbit_s for other in alive)}
     return _pairs(slow)
+
+
+def second_opinions(
+    members: Sequence[Member], links: Sequence[LinkMeasurement]
+) -> list[tuple[Endpoint, Endpoint]]:
+    """Return the pairs of interfaces to measure next, so that each dead link has a culprit; a few at most.
+
+    Where the time was over after a dead link, each end may have met no other partner: it is tried with one
+    that a live link has, else with one that was not measured.
+    """
+    _, pairs = culprits(links, bad_links(links)[_DEAD])
+    alive = {end for link in links if link.fault is LinkFault.NONE for end in _ends(link)}
+    dead = {end for pair in pairs for end in pair}
+    met = {frozenset(_ends(link)) for link in links}
+    found: list[tuple[Endpoint, Endpoint]] = []
+    for end in sorted(dead):
+        if end in alive or any(end in pair for pair in found):
+            continue
+        mine = next(member for member in members if member.node == end.node)
+        facing = [
+            Endpoint(other.node, theirs.name)
+            for other in members
+            if other is not mine
+            for own, theirs in matched(mine.ends, other.ends)
+            if own.name == end.nic
+        ]
+        open_ = [one for one in facing if frozenset((end, one)) not in met]
+        if partner := min(open_, key=lambda one: (one in dead, one not in alive, one), default=None):
+            found.append((min(end, partner), max(end, partner)))
+    return found[:_MOST_SECOND]
 
 
 def culprits(
@@ -177,6 +214,21 @@ def _losing(
             f"Small messages pass at {who}, and transfers hang",
             remedy="Look for an MTU that a switch does not pass, or a firewall that ends connections.",
         )
+
+
+def _lossy(alive: Sequence[LinkMeasurement]) -> Iterator[Finding]:
+    lossy = bad_links(alive)[_LOSES]
+    somewhat = {link for link in alive if link.lost_share > _SOMEWHAT_LOSSY} - lossy
+    for level, bad in ((red, lossy), (yellow, somewhat)):
+        for who, theirs, _ in _blamed(alive, bad):
+            worst = max(theirs, key=lambda link: link.lost_share)
+            yield level(
+                CHECK,
+                f"{who}: {100 * worst.lost_share:.2g}% of packets get lost from node {worst.source} to node "
+                f"{worst.target}",
+                remedy="They are sent again, and all wait. Check cable, transceiver and switch port, and the "
+                "error counters of both (ethtool -S).",
+            )
 
 
 def _slow(alive: Sequence[LinkMeasurement]) -> Iterator[Finding]:

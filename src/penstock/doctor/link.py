@@ -30,6 +30,8 @@ class LinkMeasurement:
     """Shortest round trip of some small messages; 0: not measured."""
     clock_ahead_s: float = 0.0
     """The target's clock minus the source's, accurate to half a round trip."""
+    lost_share: float = 0.0
+    """Share of packets that had to be sent again, in bursts that no queue can overflow."""
     packet_bytes: int = 0
     """Largest packet that both interfaces allow."""
     arriving_bytes: int = 0

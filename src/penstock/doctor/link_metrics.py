@@ -20,6 +20,7 @@ def metrics_text(
         "penstock_link_path_mtu_bytes": (
             (_labels(link, hosts), link.arriving_bytes) for link in links if link.arriving_bytes
         ),
+        "penstock_link_lost_ratio": ((_labels(k, hosts), k.lost_share) for k in sound),
         "penstock_link_faulty": (
             (_labels(k, hosts), float(k.fault is not LinkFault.NONE or k.loses_packets)) for k in links
         ),

@@ -7,7 +7,7 @@ connections, its copies, one stream. Every wait has a limit.
 
 import logging
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -20,9 +20,14 @@ from penstock.core import clock
 from penstock.core.errors import PenstockError
 from penstock.doctor.link import LinkFault, LinkMeasurement
 from penstock.doctor.node_group import End, Member, NodeGroup, matched
+from penstock.doctor.packet_loss import send_bursts, take_bursts
 from penstock.doctor.path_mtu import LARGEST, largest_arriving
 
 log = logging.getLogger(__name__)
+
+_CONNECT_S, _BURSTS_S = 5.0, 20.0
+"""Seconds in which a connection comes about or never, and a burst of packets arrives, however often some are
+lost."""
 
 
 class GlooLine:
@@ -112,8 +117,10 @@ def measure_pair(
 def _measure(crossing: _Crossing) -> LinkMeasurement:
     link, party = crossing.link, crossing.party
     try:
-        if not _connects(crossing):
+        lost_share = _connects(crossing)
+        if lost_share is None:
             return replace(link, fault=LinkFault.DEAD)
+        link = replace(link, lost_share=lost_share)
         link = _with_messages(crossing, link)
         there, back = largest_arriving(
             party, link, crossing.mine.address, where=crossing.where, timeout_s=crossing.timeout_s
@@ -126,22 +133,50 @@ def _measure(crossing: _Crossing) -> LinkMeasurement:
         return replace(link, fault=LinkFault.DEAD)
 
 
-def _connects(crossing: _Crossing) -> bool:
-    """Return True if both nodes can open a connection to each other."""
+def _connects(crossing: _Crossing) -> float | None:
+    """Return the share of packets lost on this link; None: not both nodes reach each other.
+
+    The lower node sends first. What gets through, gets through within seconds: a dead link must not cost the
+    time of the others.
+    """
     party, link, where = crossing.party, crossing.link, crossing.where
     address, timeout_s = crossing.mine.address, crossing.timeout_s
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as listening:  # the kernel accepts
         party.say(f"{where}/listens/{link.source}", listening.getsockname()[:2])
         target = party.hear(f"{where}/listens/{link.target}", timeout_s=2 * timeout_s)
-        try:
-            socket.create_connection(tuple(target), timeout_s, source_address=(address, 0)).close()
-            reached = True
-        except OSError as error:
-            log.debug("unreached link=%s error=%s", link, error)
-            reached = False
-        party.say(f"{where}/reached/{link.source}", reached)
-        return bool(party.hear(f"{where}/reached/{link.target}", timeout_s=2 * timeout_s)) and reached
+        line = _connected(target, address, link, min(timeout_s, _CONNECT_S))
+        party.say(f"{where}/reached/{link.source}", line is not None)
+        both = bool(party.hear(f"{where}/reached/{link.target}", timeout_s=2 * timeout_s))
+        if line is None:
+            return None
+        with line:
+            return _lost_share(line, listening, sends_first=link.source < link.target) if both else None
+
+
+def _connected(
+    target: Sequence[Any], address: str, link: LinkMeasurement, timeout_s: float
+) -> socket.socket | None:
+    try:
+        return socket.create_connection((target[0], target[1]), timeout_s, source_address=(address, 0))
+    except OSError as error:
+        log.debug("unreached link=%s error=%s", link, error)
+        return None
+
+
+def _lost_share(line: socket.socket, listening: socket.socket, *, sends_first: bool) -> float:
+    """Exchange bursts with the other node, each over the connection that it opened."""
+    listening.settimeout(_BURSTS_S)
+    line.settimeout(_BURSTS_S)
+    theirs, _ = listening.accept()
+    with theirs:
+        theirs.settimeout(_BURSTS_S)
+        if not sends_first:
+            take_bursts(theirs)
+        share = send_bursts(line)
+        if sends_first:
+            take_bursts(theirs)
+    return share
 
 
 def _with_messages(crossing: _Crossing, link: LinkMeasurement) -> LinkMeasurement:

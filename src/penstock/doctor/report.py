@@ -8,7 +8,7 @@ from typing import Any
 from penstock.core.units import duration, plural
 from penstock.doctor import collective
 from penstock.doctor.checks import devices, gpus, processors
-from penstock.doctor.checks.check import BETWEEN, Finding, Level, green, merged, red, worst
+from penstock.doctor.checks.check import BETWEEN, Finding, Level, merged, red, worst, yellow
 from penstock.doctor.consistency import judge_sameness
 from penstock.doctor.judge_links import judge_links
 from penstock.doctor.link import LinkMeasurement, link_of
@@ -87,7 +87,13 @@ def put_together(
     outcomes = {node: report["collective"] for node, report in reports.items() if report["collective"]}
     between += collective.judge({node: collective.CollectiveResult(**raw) for node, raw in outcomes.items()})
     if unmeasured:
-        between.append(green("links", f"{unmeasured} pairs were not measured, for want of time (--seconds)"))
+        between.append(
+            yellow(
+                "links",
+                f"{plural(unmeasured, 'pair')} of nodes were not measured, for want of time",
+                remedy="Nothing is known of these links. Give more time: --seconds.",
+            )
+        )
     return DoctorReport(
         hosts={
             member.node: member.host for member in party.members if reports.get(member.node, {}).get("traits")

@@ -24,7 +24,7 @@ from penstock.doctor.checks import (
 )
 from penstock.doctor.checks.check import Check, CheckOptions, Finding, red, yellow
 from penstock.doctor.collective import CollectiveResult, is_worth_trying, reduce_together, size_for
-from penstock.doctor.judge_links import slow_crossings
+from penstock.doctor.judge_links import second_opinions, slow_crossings
 from penstock.doctor.link import LinkMeasurement, better, link_of
 from penstock.doctor.node_group import Member, NodeGroup, ends_of, host_name, rounds
 from penstock.doctor.pair import measure_pair
@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 _LOCAL_S = 120.0
 """Time limit for all checks of one machine; the others then continue without it."""
+_SECOND_S = 30.0
+"""Seconds for which a dead link may be told from a dead end, once the time of all links is over."""
 _TURN_WAITS = 8
 """Number of time limits that a pair may wait for in one turn, per interface."""
 
@@ -161,7 +163,13 @@ def _links(party: NodeGroup, options: CheckOptions, *, timeout_s: float) -> tupl
 
     start = clock.monotonic()
 
-    def take(turns: list[list[tuple[int, int]]], only: list[dict[int, str]], *, attempt: int) -> int:
+    def take(
+        turns: list[list[tuple[int, int]]],
+        only: list[dict[int, str]],
+        *,
+        attempt: int,
+        least_s: float = 0.0,
+    ) -> int:
         def turn(number: int) -> None:
             for other in _partners(party, turns[number]):
                 for link in measure_pair(
@@ -171,13 +179,20 @@ def _links(party: NodeGroup, options: CheckOptions, *, timeout_s: float) -> tupl
                     found[key] = better(found[key], link) if key in found else link
 
         slow_s = _TURN_WAITS * timeout_s * max(len(member.ends) + 1 for member in party.members)
-        left_s = options.seconds - (clock.monotonic() - start)
+        left_s = max(least_s, options.seconds - (clock.monotonic() - start))
         return party.take_turns(len(turns), turn, attempt=attempt, bound_s=left_s, slow_s=slow_s)
 
     taken = take(every, [{}] * len(every), attempt=0)
-    slow = slow_crossings(_of_all(party, "first", list(found.values()), timeout_s=timeout_s))
+    first = _of_all(party, "first", list(found.values()), timeout_s=timeout_s)
+    if doubtful := second_opinions(party.members, first):
+        crossings = [{one.node: one.nic, other.node: other.nic} for one, other in doubtful]
+        pairs = [[(one.node, other.node)] for one, other in doubtful]
+        take(pairs, crossings, attempt=2, least_s=_SECOND_S)
+        first = _of_all(party, "second", list(found.values()), timeout_s=timeout_s)
+    slow = slow_crossings(first)
     take([[(a.node, b.node)] for a, b in slow], [dict(crossing) for crossing in slow], attempt=1)
-    return list(found.values()), sum(len(pairs) for pairs in every[taken:])
+    known = {tuple(sorted((one.node, other.node))) for one, other in doubtful}
+    return list(found.values()), sum(pair not in known for pairs in every[taken:] for pair in pairs)
 
 
 def _of_all(

@@ -176,6 +176,7 @@ LINKS: Final[dict[str, tuple[str, str]]] = {
     "penstock_link_bits_per_second": ("bit/s", "Speed of a transfer; 0: it would have hung."),
     "penstock_link_round_trip_seconds": ("s", "Shortest round trip of small messages."),
     "penstock_link_path_mtu_bytes": ("bytes", "Largest packet that arrived whole."),
+    "penstock_link_lost_ratio": ("", "Share of packets that had to be sent again, in short bursts."),
     "penstock_link_faulty": ("", "1: dead, hanging, or losing large packets."),
     "penstock_links_outlier": ("", "1 for each node or card that a run should leave out."),
     "penstock_links_check_seconds": ("s", "Duration of the whole check."),

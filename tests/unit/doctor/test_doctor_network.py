@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.doctor.checks.check import Finding, Level
-from penstock.doctor.judge_links import Endpoint, culprits, judge_links, slow_crossings
+from penstock.doctor.judge_links import Endpoint, culprits, judge_links, second_opinions, slow_crossings
 from penstock.doctor.link import LinkFault, LinkMeasurement, better
-from penstock.doctor.node_group import End, Member
+from penstock.doctor.node_group import End, Member, rounds
 
 
 def links_of(num_nodes: int, *nics: str) -> list[LinkMeasurement]:
@@ -203,3 +203,53 @@ def test_of_two_measurements_the_better_counts_and_a_fault_is_the_worst() -> Non
     first, *_ = links_of(2, "eth0")
     fast, stalled = replace(first, gbit_s=12.0), replace(first, gbit_s=20.0, fault=LinkFault.STALLS)
     assert better(first, fast) == better(fast, first) == better(stalled, fast) == fast
+
+
+@pytest.mark.parametrize(
+    ("share", "level"), [(0.0, None), (0.001, None), (0.005, Level.YELLOW), (0.05, Level.RED)]
+)
+def test_an_interface_that_loses_packets_is_named_with_their_share(share: float, level: Level | None) -> None:
+    links = changed(links_of(3, "eth0"), lambda link: link.source == 1, lost_share=share)
+    found = [finding for finding in judge_links(members_of(3, "eth0"), links) if "get lost" in finding.what]
+    assert [finding.level for finding in found] == ([] if level is None else [level])
+    assert all(finding.what.startswith("eth0 of node 1: ") for finding in found)
+
+
+def asked_after(num_nodes: int, dead: int, measured: set[frozenset[int]]) -> tuple[list[Endpoint], int]:
+    """Return the culprits once second opinions were heard, and how many were."""
+    members = members_of(num_nodes, "eth0", "eth1")
+
+    def seen(pairs: set[frozenset[int]]) -> list[LinkMeasurement]:
+        links = [link for link in links_of(num_nodes, "eth0", "eth1") if {link.source, link.target} in pairs]
+        return changed(links, lambda link: touches(link, dead, "eth0"), fault=LinkFault.DEAD, gbit_s=0.0)
+
+    asked = second_opinions(members, seen(measured))
+    links = seen(measured | {frozenset((one.node, other.node)) for one, other in asked})
+    places, _ = culprits(links, {link for link in links if link.fault is LinkFault.DEAD})
+    return places, len(asked)
+
+
+@given(st.integers(3, 9), st.data())
+def test_a_dead_interface_has_a_name_though_the_time_was_over_after_one_turn(
+    nodes: int, data: st.DataObject
+) -> None:
+    dead = data.draw(st.integers(0, nodes - 1))
+    turn = data.draw(st.sampled_from(rounds(nodes)))
+    measured = {frozenset(pair) for pair in turn}
+    places, asked = asked_after(nodes, dead, measured)
+    if any(dead in pair for pair in turn):
+        assert places == [Endpoint(dead, "eth0")]
+        assert asked <= 2
+
+
+def test_sound_links_and_two_nodes_ask_for_no_second_opinion() -> None:
+    assert second_opinions(members_of(3, "eth0"), links_of(3, "eth0")) == []
+    dead = changed(links_of(2, "eth0"), lambda _: True, fault=LinkFault.DEAD, gbit_s=0.0)
+    assert second_opinions(members_of(2, "eth0"), dead) == []
+
+
+def test_a_fault_of_all_asks_for_few_second_opinions() -> None:
+    pairs = rounds(64)[0]
+    links = [link for link in links_of(64, "eth0") if tuple(sorted((link.source, link.target))) in pairs]
+    dead = changed(links, lambda _: True, fault=LinkFault.DEAD, gbit_s=0.0)
+    assert len(second_opinions(members_of(64, "eth0"), dead)) == 4

@@ -1,0 +1,66 @@
+"""Packet loss of a link: bursts that no queue can overflow, and what the kernel had to send again.
+
+A transfer at full speed overflows queues, and TCP sends again by design. A burst of ten packets, the next one
+only after the last has arrived, does not: what is sent again then was lost on the way. The kernel counts it
+for each socket (TCP_INFO of Linux).
+"""
+
+import socket
+import struct
+import sys
+
+from penstock.core import clock
+
+_BURST = 10 * 1448
+"""Bytes: ten packets of Ethernet."""
+_MOST_BURSTS, _LEAST_BURSTS = 100, 20
+_LONG_ENOUGH_S = 0.3
+_RETRANSMITTED_AT, _SEGMENTS_AT = 100, 156
+"""Offsets of tcpi_total_retrans and tcpi_data_segs_out in `struct tcp_info`, both of 32 bits."""
+_INFO_BYTES = 160
+
+
+def send_bursts(line: socket.socket) -> float:
+    """Send bursts to a peer in `take_bursts`; return the share of packets that had to be sent again.
+
+    Returns 0 where the kernel does not count.
+
+    Raises:
+        OSError: the peer does not answer within the socket's timeout.
+    """
+    content, start = bytes(_BURST), clock.monotonic()
+    for number in range(_MOST_BURSTS):
+        if number >= _LEAST_BURSTS and clock.monotonic() - start > _LONG_ENOUGH_S:
+            break
+        line.sendall(content)
+        if not line.recv(1):
+            raise ConnectionResetError("the peer hung up")
+    again, sent = _counts(line)
+    line.shutdown(socket.SHUT_WR)
+    return again / sent if sent else 0.0
+
+
+def take_bursts(line: socket.socket) -> None:
+    """Take the bursts of a peer until it ends.
+
+    Raises:
+        OSError: it says nothing within the socket's timeout.
+    """
+    taken = 0
+    while more := len(line.recv(65536)):
+        taken += more
+        while taken >= _BURST:
+            taken -= _BURST
+            line.sendall(b".")
+
+
+def _counts(line: socket.socket) -> tuple[int, int]:
+    """Return how many packets with data the kernel sent again, and how many it sent in all."""
+    if not sys.platform.startswith("linux"):
+        return 0, 0
+    info = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    if len(info) < _INFO_BYTES:  # before Linux 4.6
+        return 0, 0
+    (again,) = struct.unpack_from("=I", info, _RETRANSMITTED_AT)
+    (sent,) = struct.unpack_from("=I", info, _SEGMENTS_AT)
+    return again, sent
