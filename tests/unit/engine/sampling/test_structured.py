@@ -28,7 +28,7 @@ def test_a_schema_too_deep_to_write_is_refused():
     schema = {"type": "string"}
     for _ in range(20_000):
         schema = {"items": schema}
-    with pytest.raises(UsageError, match="not valid JSON"):
+    with pytest.raises(UsageError, match="nested too deeply"):
         grammar_text.json_schema(schema)
 
 
