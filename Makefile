@@ -49,6 +49,7 @@ check: setup          ## format, lint, types, layers, links
 	python tools/code_map.py --check
 	python -m tools.unproven --check
 	python -m tools.reference --check
+	python -m tools.crd --check
 	python -m tools.links
 	python -m tools.null_gpu --check
 	python -m tools.soak --check
@@ -60,6 +61,7 @@ format: setup
 	python tools/code_map.py
 	python -m tools.unproven
 	python -m tools.reference
+	python -m tools.crd
 
 docs: setup           ## the manual as a site in build/site; to search it: python3 -m http.server -d build/site
 	zensical build --strict --clean

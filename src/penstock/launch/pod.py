@@ -5,33 +5,70 @@ Nothing here asks a cluster, and no client of one is needed.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.core.errors import UsageError
+from penstock.core.limits import Limit, check_limits, limited
 from penstock.launch.pod_networks import PROVIDERS, PodNetwork
 
 NETWORK_POLICIES = ("run", "none")
 OWN_PATHS = ("/tmp", "/cache", "/dev/shm", "/etc/penstock", "/etc/penstock-code")
 """What every pod has besides its claims; see render/pod_template.py."""
 _SHARED_MODES = ("ReadWriteMany", "ReadOnlyMany")
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-_DOMAIN = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
-_QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]i?|Ki)?")
+_OBJECT_FIX = "Lower-case letters, digits and -, with a letter or digit at both ends."
+_LABEL = Limit(
+    pattern="[a-z0-9]([-a-z0-9]*[a-z0-9])?",
+    longest=63,
+    says="the name of a Kubernetes object",
+    fix=_OBJECT_FIX,
+)
+_DOMAIN = Limit(
+    pattern="[a-z0-9]([-.a-z0-9]*[a-z0-9])?",
+    longest=253,
+    says="the name of a Kubernetes object",
+    fix=_OBJECT_FIX,
+)
+_QUANTITY = Limit(
+    pattern=r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]i?|Ki)?",
+    longest=32,
+    says="a Kubernetes quantity",
+    fix="Example: 64Gi.",
+)
+_NAME = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_PREFIX = "[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?/"
+_KEY = Limit(
+    pattern=f"({_PREFIX})?{_NAME}",
+    longest=317,
+    says="the key of a label",
+    fix="Example: topology.kubernetes.io/zone: letters, digits, -, _ and ., at most 63 after the slash.",
+)
+_RESOURCE = Limit(
+    pattern=f"{_PREFIX}{_NAME}",
+    longest=317,
+    says="the name of a resource of nodes",
+    fix="Example: nvidia.com/gpu.",
+)
+_PATH = Limit(
+    pattern=r"(/([^/:\x00-\x1f\x7f.][^/:\x00-\x1f\x7f]*|\.[^/:\x00-\x1f\x7f.][^/:\x00-\x1f\x7f]*))+",
+    longest=4096,
+    says="CLAIM:PATH with an absolute path in the pod",
+    fix="Leave out . and .. and empty parts, colons and control characters.",
+)
+_LABEL_VALUE = re.compile(f"({_NAME})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodVolume:
     """A PersistentVolumeClaim, mounted into every pod."""
 
-    claim: str
-    path: str
+    claim: str = limited(_DOMAIN)
+    path: str = limited(_PATH)
     """Absolute path in the pod."""
     access_mode: str = "ReadWriteMany"
     """Access mode of the claim. The engine asks the cluster for the real one before it submits."""
 
     def __post_init__(self) -> None:
-        _check_name("--volume", self.claim, _DOMAIN)
-        _check_path("--volume", self.path)
+        check_limits(self, named="The {} of --volume")
 
     @property
     def is_shared(self) -> bool:
@@ -58,32 +95,32 @@ class PodSpec:
     """Image that has Penstock and torch installed."""
     recipe: str = ""
     """Text of the recipe; pods read it from a ConfigMap."""
-    namespace: str = "default"
+    namespace: str = limited(_LABEL, "default")
     api: str = "jobset"
     """`jobset`: a JobSet. `trainjob`: a TrainJob of Kubeflow Trainer v2, and a TrainingRuntime for it."""
     volumes: tuple[PodVolume, ...] = ()
     """Relative paths of the recipe begin in the first one."""
-    cache: str = "50Gi"
+    cache: str = limited(_QUANTITY, "50Gi")
     """Size of the folder on the node's disk that holds parts of remote corpora; it is lost with the pod."""
-    shared_memory: str = "8Gi"
+    shared_memory: str = limited(_QUANTITY, "8Gi")
     """Size of /dev/shm, taken from the pod's memory."""
-    device: str = ""
+    device: str = limited(_RESOURCE, "")
     """Resource name of a device, such as nvidia.com/gpu; each process gets one. Empty: CPU only."""
-    cpu: str = ""
+    cpu: str = limited(_QUANTITY, "")
     """CPU cores of a pod, such as 16; request and limit. Empty: the cluster's default."""
-    memory: str = ""
+    memory: str = limited(_QUANTITY, "")
     """Memory of a pod, such as 64Gi; request and limit. Empty: the cluster's default."""
-    fs_group: int = 0
-    """Group that volumes are handed to. 0: none, as OpenShift chooses its own."""
-    service_account: str = ""
-    priority_class: str = ""
-    node_selector: tuple[tuple[str, str], ...] = ()
+    fs_group: int | None = limited(Limit(least=0, most=2**31 - 1, says="the number of a group"), None)
+    """Group that volumes are handed to. None: the cluster's, as OpenShift chooses its own."""
+    service_account: str = limited(_DOMAIN, "")
+    priority_class: str = limited(_DOMAIN, "")
+    node_selector: tuple[tuple[str, str], ...] = limited(_KEY, ())
     """Labels that a node must have."""
-    excluded_nodes: tuple[str, ...] = ()
+    excluded_nodes: tuple[str, ...] = limited(replace(_DOMAIN, option="exclude-node"), ())
     """Names of nodes that get no pod of the run, such as those that a preflight found slow."""
-    required_topology: str = ""
+    required_topology: str = limited(_KEY, "")
     """Node label of a level of Kueue's topology in which all pods must be, such as a rack's."""
-    preferred_topology: str = ""
+    preferred_topology: str = limited(_KEY, "")
     """The same, but the run starts where that is not possible."""
     code: PodCode | None = None
     network_provider: str = "nad"
@@ -104,7 +141,14 @@ class PodSpec:
                 got=self.image,
                 fix="Example: --image registry.example/penstock:0.1.",
             )
-        _check_name("--namespace", self.namespace, _LABEL)
+        check_limits(self)
+        for key, value in self.node_selector:
+            if len(value) > 63 or not _LABEL_VALUE.fullmatch(value):
+                raise UsageError(
+                    "--node-selector takes LABEL=VALUE with the value of a label",
+                    got=f"{key}={value}",
+                    fix="At most 63 letters, digits, -, _ and ., with a letter or digit at both ends.",
+                )
         for option, value, known in (
             ("--api", self.api, ("jobset", "trainjob")),
             ("--network-provider", self.network_provider, PROVIDERS),
@@ -112,24 +156,7 @@ class PodSpec:
         ):
             if value not in known:
                 raise UsageError(f"{option} takes one of {', '.join(known)}", got=value)
-        for option, names in (
-            ("--service-account", [self.service_account]),
-            ("--priority-class", [self.priority_class]),
-            ("--exclude-node", self.excluded_nodes),
-        ):
-            for name in filter(None, names):
-                _check_name(option, name, _DOMAIN)
-        for option, size in (
-            ("--cache", self.cache),
-            ("--shared-memory", self.shared_memory),
-            ("--cpu", self.cpu),
-            ("--memory", self.memory),
-        ):
-            if size and not _QUANTITY.fullmatch(size):
-                raise UsageError(f"{option} takes a Kubernetes quantity", got=size, fix="Example: 64Gi.")
         _check_apart(self.volumes)
-        if self.fs_group < 0:
-            raise UsageError("--fs-group takes the number of a group", got=self.fs_group)
         if self.required_topology and self.preferred_topology:
             raise UsageError(
                 "--required-topology and --preferred-topology exclude one another",
@@ -148,17 +175,3 @@ def _check_apart(volumes: Sequence[PodVolume]) -> None:
                 got=f"{volume.claim}:{volume.path}",
                 fix=f"Give each claim a path of its own, besides {', '.join(OWN_PATHS)}.",
             )
-
-
-def _check_name(option: str, name: str, form: re.Pattern[str]) -> None:
-    if not form.fullmatch(name) or len(name) > (63 if form is _LABEL else 253):
-        raise UsageError(
-            f"{option} takes the name of a Kubernetes object",
-            got=name,
-            fix="Lower-case letters, digits and -, with a letter or digit at both ends.",
-        )
-
-
-def _check_path(option: str, path: str) -> None:
-    if not path.startswith("/") or path == "/" or ":" in path or not path.isprintable():
-        raise UsageError(f"{option} takes CLAIM:PATH with an absolute path in the pod", got=path)

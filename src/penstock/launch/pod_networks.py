@@ -17,12 +17,14 @@ Each gives the interfaces names that are known beforehand, so that a pod can tel
 (pod_check.py). What it needs for that is rendered by render/attach.py.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any, Literal
 
 from penstock.core.errors import ConfigError, nearest
+from penstock.core.limits import Limit, check_limits, limited
 
 NetworkType = Literal["macvlan", "ipvlan", "host-device", "sriov"]
 Ipam = Literal["whereabouts", "host-local", "static"]
@@ -32,7 +34,29 @@ ANNOTATION = "k8s.v1.cni.cncf.io/networks"
 """Annotation of a pod by which Multus, and multi-nic-cni behind it, attach networks."""
 DRANET = "dra.net"
 """Driver of the provider dra, and its DeviceClass."""
-_LEAST_MTU, _MOST_MTU = 1280, 65_535
+_MTU = Limit(
+    least=1280,
+    most=16_384,
+    fix="Give the MTU of the card and of every switch, 1500 or 9000, or leave it out.",
+)
+_MASTER = Limit(
+    pattern=r"[0-9a-fA-F:.]+/[0-9]{1,3}|[^\s/:]{1,15}",
+    longest=64,
+    says="the name of an interface, of at most 15 characters, or a network",
+    fix="`ip link` on a node lists the names.",
+)
+_RESOURCE = Limit(
+    pattern=r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?",
+    longest=317,
+    says="the name of a resource of nodes",
+    fix='Example: resource = "openshift.io/mlxnics".',
+)
+_SYSCTL = Limit(
+    pattern=r"net\.[-A-Za-z0-9_./]+",
+    longest=255,
+    says="settings of the network, whose names begin with net.",
+    fix="Others are the node's, and not the interface's.",
+)
 _OWN_ADDRESSES_ONLY = {
     "net.ipv4.conf.IFNAME.arp_ignore": "1",
     "net.ipv4.conf.IFNAME.arp_announce": "2",
@@ -45,15 +69,15 @@ Object = Mapping[str, Any]  # Any: what JSON holds
 class PodNetwork:
     """Network card that every pod of a run gets."""
 
-    master: str = ""
+    master: str = limited(_MASTER, "")
     """Interface of the node, such as "ens1f0"; for multi-nic-cni the network of the nodes' cards, such as
     "10.0.1.0/24"."""
-    resource: str = ""
+    resource: str = limited(_RESOURCE, "")
     """Resource of a device plugin, such as "openshift.io/mlxnics", that holds cards or SR-IOV functions."""
     type: NetworkType = "macvlan"
     """CNI plugin. `host-device` and `sriov` hand over a whole card or virtual function; `macvlan` and
     `ipvlan` share a card among pods. Without meaning for `dra`, which hands the card over."""
-    mtu: int = 0
+    mtu: int = limited(_MTU, 0)
     """Largest packet in bytes; 0: the card's own."""
     subnet: str = ""
     """Network of the addresses, such as "10.10.1.0/24". For `dra` the card keeps its address, and the
@@ -65,7 +89,9 @@ class PodNetwork:
     and `static`, are for runs of one pod."""
     address: str = ""
     """Address with prefix length for `static`, such as "10.10.1.7/24"."""
-    sysctls: dict[str, str] = field(default_factory=lambda: dict(_OWN_ADDRESSES_ONLY))
+    sysctls: dict[str, str] = field(
+        default_factory=lambda: dict(_OWN_ADDRESSES_ONLY), metadata={"limit": _SYSCTL}
+    )
     """Kernel settings of the interface, IFNAME for its name. By default it answers ARP for its own addresses
     only: with several cards in one switch, all traffic to a pod may otherwise come in by one. On OpenShift
     the cluster's cni-sysctl-allowlist must have them; or give `{}` where each card has a VLAN of its own."""
@@ -78,12 +104,10 @@ class PodNetwork:
     on the same PCIe root as this card; empty: cards and GPUs are claimed apart."""
 
     def __post_init__(self) -> None:
-        if self.mtu and not _LEAST_MTU <= self.mtu <= _MOST_MTU:
-            raise ConfigError(
-                f"networks.mtu must be from {_LEAST_MTU} to {_MOST_MTU}",
-                got=self.mtu,
-                fix="Give the MTU of the card and of every switch, 1500 or 9000, or leave it out.",
-            )
+        check_limits(self, named="networks.{}", error=ConfigError)
+        for name, value in self.sysctls.items():
+            if not re.fullmatch(r"[-+.\w ]{1,64}", value):
+                raise ConfigError(f"networks.sysctls sets {name} to what is no value", got=value)
         network = network_of(self.subnet) if self.subnet else None
         for key, text in (("gateway", self.gateway), ("address", self.address.partition("/")[0])):
             if text and (network is None or not _is_inside(text, network)):
@@ -174,6 +198,26 @@ def declared(provider: str, networks: Sequence[PodNetwork]) -> tuple[DeclaredInt
         DeclaredInterface(name=name, mtu=network.mtu, subnet=network.subnet)
         for name, network in zip(names, networks, strict=True)
     )
+
+
+def check_addresses(networks: Sequence[PodNetwork], *, num_pods: int, provider: str) -> None:
+    """Refuse networks with fewer addresses than a run has pods.
+
+    Raises:
+        ConfigError: with the subnet.
+    """
+    for network in networks:
+        if not network.subnet or network.ipam != "whereabouts":
+            continue
+        subnet = network_of(network.subnet)
+        unusable = 0 if provider == "dra" else bool(network.gateway) + 2 * (subnet.version == 4)
+        num_usable = max(0, subnet.num_addresses - unusable)
+        if num_usable < num_pods:
+            raise ConfigError(
+                f"networks.subnet has {num_usable} addresses for {num_pods} pods",
+                got=network.subnet,
+                fix="Give a larger one.",
+            )
 
 
 def check_provider(provider: str) -> None:

@@ -4,8 +4,9 @@ import math
 from dataclasses import dataclass
 
 from penstock.core.errors import UsageError
+from penstock.core.limits import check_limits, limited
 from penstock.launch.pod import PodSpec
-from penstock.launch.spec import MARGIN_S, NodeRange, Secret
+from penstock.launch.spec import GRACE, MARGIN_S, NodeRange, Secret
 
 LEAVE_S = 5.0
 """Seconds that a stopping pod still takes requests: proxies learn only then that it leaves."""
@@ -28,7 +29,7 @@ class ServingSpec:
     secrets: tuple[Secret, ...] = ()
     devices: int = 1
     """Devices of each pod."""
-    grace_s: float = 60.0
+    grace_s: float = limited(GRACE, 60.0)
     """Seconds from a request to stop until a pod is killed: open answers must end within."""
     startup_s: float = 1800.0
     """Seconds for loading the model; a pod that needs longer is started again."""
@@ -39,8 +40,7 @@ class ServingSpec:
     """True: an InferenceService of KServe, instead of a Deployment with a Service."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.grace_s < math.inf:
-            raise UsageError("--grace must be a number of seconds above 0", got=self.grace_s)
+        check_limits(self)
         if self.drain_s < 1:
             raise UsageError(
                 f"The grace is too short: a pod takes requests for {LEAVE_S:g} s more, then ends its "

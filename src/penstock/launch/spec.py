@@ -14,8 +14,10 @@ from typing import Any, Self
 from penstock.core import config as configs
 from penstock.core.config import Raw
 from penstock.core.errors import UsageError
+from penstock.core.limits import Limit, check_limits, limited
 from penstock.core.toml import flat
 from penstock.launch.pod import PodSpec
+from penstock.launch.pod_networks import check_addresses
 
 MARGIN_S = 5.0
 """Seconds of a grace period that are kept free: signals and exits take their time."""
@@ -72,6 +74,15 @@ class Secret:
     each node at each start. `key:NAME/KEY`: a key of a Secret of Kubernetes, which sets the variable."""
 
 
+GRACE = Limit(
+    least=1e-3,
+    most=65_535,  # of Slurm's --signal
+    says="a number of seconds above 0, at most 65,535",
+    fix="Give the seconds of the longest step and of a save, and a margin.",
+)
+_TIME_LIMIT = Limit(least=0, most=10 * 365 * 86_400, says="a time of at most ten years")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
     """A run to be launched: what runs, on what, and how it is stopped and restarted."""
@@ -90,24 +101,24 @@ class RunSpec:
     """Variables of every process, besides those that the engine hands on."""
     secrets: tuple[Secret, ...] = ()
     nodes: NodeRange
-    processes: int = 1
+    processes: int = limited(Limit(least=1, most=10_000), 1)
     """Processes of each node, one per device."""
     networks: tuple[str, ...] = ()
     """Interfaces that carry the run's traffic, on every node. Empty: those that each node finds."""
     storage: tuple[str, ...] = ()
     """Folders that every node must see: the run's, those of the corpora."""
-    grace_s: float = 60.0
+    grace_s: float = limited(GRACE, 60.0)
     """Seconds from a request to stop until processes are killed: a step and a save must fit."""
-    time_limit_s: float = 0.0
+    time_limit_s: float = limited(_TIME_LIMIT, 0.0)
     """Seconds of one start, after which it is stopped; 0: no limit of its own."""
     queue: str = ""
     """Queue of the engine: Slurm's partition."""
     account: str = ""
     extras: tuple[str, ...] = ()
     """Options of the engine that Penstock does not know, handed through."""
-    idle_starts: int = 3
+    idle_starts: int = limited(Limit(least=1, most=1_000_000), 3)
     """Starts in a row without a new checkpoint after which the run ends with exit code 76."""
-    max_requeues: int = 100
+    max_requeues: int = limited(Limit(least=0, most=1_000_000), 100)
     """Times that a job puts itself back into the queue."""
     pod: PodSpec | None = None
     """Pods of its nodes, on Kubernetes."""
@@ -115,14 +126,9 @@ class RunSpec:
     """`report`: examine the nodes before the first start. `require`: end at a red line. `skip`: do not."""
 
     def __post_init__(self) -> None:
-        for name, least in (("processes", 1), ("idle_starts", 1), ("max_requeues", 0)):
-            if getattr(self, name) < least:
-                option = name.replace("_", "-")
-                raise UsageError(f"--{option} must be at least {least}", got=getattr(self, name))
-        if not 0 < self.grace_s < float("inf"):
-            raise UsageError("--grace must be a number of seconds above 0", got=self.grace_s)
-        if not 0 <= self.time_limit_s < float("inf"):
-            raise UsageError("--time-limit must be 0 or more", got=self.time_limit_s)
+        check_limits(self)
+        if self.pod is not None:
+            check_addresses(self.pod.networks, num_pods=self.nodes.most, provider=self.pod.network_provider)
         if self.time_limit_s and self.time_limit_s <= self.grace_s:
             raise UsageError(
                 f"The time limit is not longer than the grace of {self.grace_s:g} s, so the run would be "

@@ -182,7 +182,16 @@ def test_networks_that_a_provider_cannot_give_are_refused(provider, keys, words)
     [
         ({"subnet": "10.1.0.5/24"}, r"not a network \(got '10\.1\.0\.5/24'\)\. Write its first address"),
         ({"gateway": "10.9.0.1"}, r"gateway must be an address of the subnet 10\.1\.0\.0/24 \(got '10\.9"),
-        ({"mtu": 100}, r"mtu must be from 1280 to 65535 \(got 100\)"),
+        ({"mtu": 100}, r"mtu must be from 1280 to 16,384 \(got 100\)"),
+        ({"mtu": -1}, r"mtu must be from 1280 to 16,384 \(got -1\)"),
+        ({"mtu": 20_000}, r"mtu must be from 1280 to 16,384 \(got 20000\)"),
+        ({"master": "e" * 16}, r"networks\.master takes .* at most 15 characters.*got 'eeeeeeeeeeeeeeee'"),
+        ({"master": "a/b"}, r"networks\.master takes .*got 'a/b'"),
+        ({"master": "a b"}, r"networks\.master takes .*got 'a b'"),
+        ({"sysctls": {"kernel.shmmax": "1"}}, r"networks\.sysctls takes settings of the network.*got 'kernel\.shmmax'"),
+        ({"sysctls": {"net.a;b": "1"}}, r"networks\.sysctls takes .*got 'net\.a;b'"),
+        ({"sysctls": {"net.ipv4.tcp_rmem": "1\n2"}}, r"sets net\.ipv4\.tcp_rmem to what is no value"),
+        ({"resource": "nics"}, r"networks\.resource takes the name of a resource of nodes \(got 'nics'\)"),
         ({"ipam": "static"}, r"networks\.address is for ipam = 'static', which needs it"),
     ],
 )

@@ -47,10 +47,14 @@ def test_numbers_of_nodes_that_are_none_are_refused(text):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"processes": 0}, "--processes must be at least 1"),
-        ({"idle_starts": 0}, "--idle-starts must be at least 1"),
-        ({"max_requeues": -1}, "--max-requeues must be at least 0"),
-        ({"grace_s": 0.0}, "--grace must be a number of seconds above 0"),
+        ({"processes": 0}, "--processes must be from 1 "),
+        ({"idle_starts": 0}, "--idle-starts must be from 1 "),
+        ({"max_requeues": -1}, "--max-requeues must be from 0 "),
+        ({"max_requeues": 10**9}, r"--max-requeues must be from 0 to 1,000,000 \(got 1000000000\)"),
+        ({"grace_s": 0.0}, r"--grace takes a number of seconds above 0, at most 65,535 \(got 0\.0\)"),
+        ({"grace_s": 1e15}, r"--grace takes a number of seconds .*got 1000000000000000"),
+        ({"time_limit_s": 1e15}, r"--time-limit takes a time of at most ten years \(got 1000000000000000\.0\)"),
+        ({"time_limit_s": float("nan")}, r"--time-limit takes .*got nan"),
         ({"time_limit_s": 30.0, "grace_s": 60.0}, "stopped before it starts"),
         ({"secrets": (Secret(name="T", source="key:a/b"),)}, r"Only Kubernetes .*got '--secret T=key:a/b'"),
     ],

@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="disk of the node that holds parts of remote corpora; default: 50Gi",
     )
     add("--shared-memory", default="8Gi", metavar="SIZE", help="size of /dev/shm; default: 8Gi")
-    add("--fs-group", type=int, default=0, metavar="ID", help="group of volumes; default: the cluster's")
+    add("--fs-group", type=int, metavar="ID", help="group of volumes; default: the cluster's")
     add("--service-account", default="", metavar="NAME", help="service account of the pods")
     add("--priority-class", default="", metavar="NAME", help="priority class of the pods")
     add(

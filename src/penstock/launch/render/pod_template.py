@@ -87,12 +87,12 @@ def pod_template(
         "securityContext": {
             "runAsNonRoot": True,
             "seccompProfile": {"type": "RuntimeDefault"},
-            **({"fsGroup": pod.fs_group, "fsGroupChangePolicy": "OnRootMismatch"} if pod.fs_group else {}),
+            **_fs_group(pod),
         },
         "containers": [
             {
                 "image": pod.image,
-                **container,
+                **{key: _unexpanded(value) for key, value in container.items()},
                 "env": _variables(pod, environment, secrets),
                 "resources": _resources(pod, attachment, num_devices),
                 "securityContext": {
@@ -128,6 +128,28 @@ def pod_template(
     return {"metadata": metadata, "spec": spec}
 
 
+def escaped(text: str) -> str:
+    """Return a text of which the kubelet, which replaces $(NAME) and $$, makes the given one.
+
+    >>> escaped("$(HOME) $$")
+    '$$(HOME) $$$$'
+    """
+    return text.replace("$", "$$")
+
+
+def _unexpanded(value: Any) -> Any:  # Any: JSON
+    """Return a field of a container; its lists of words, such as `command`, are escaped."""
+    return (
+        [escaped(one) if isinstance(one, str) else one for one in value] if isinstance(value, list) else value
+    )
+
+
+def _fs_group(pod: PodSpec) -> Object:
+    if pod.fs_group is None:
+        return {}
+    return {"fsGroup": pod.fs_group, "fsGroupChangePolicy": "OnRootMismatch"}
+
+
 def _variables(
     pod: PodSpec, environment: Sequence[tuple[str, str]], secrets: Sequence[Secret]
 ) -> list[Object]:
@@ -138,7 +160,7 @@ def _variables(
         "PENSTOCK_CACHE_BYTES": str(int(_CACHE_SHARE * parse_count(pod.cache))),
         **dict(environment),
     }
-    found: list[Object] = [{"name": name, "value": value} for name, value in values.items()]
+    found: list[Object] = [{"name": name, "value": escaped(value)} for name, value in values.items()]
     for secret in secrets:
         kind, _, where = secret.source.partition(":")
         if kind == "env":

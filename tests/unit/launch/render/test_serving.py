@@ -110,8 +110,8 @@ def test_a_grace_in_which_no_answer_could_end_is_refused():
         ({"waiting_per_pod": 0}, "--waiting must be at least 1"),
         ({"devices": 0}, "--processes must be at least 1"),
         ({"startup_s": 0.0}, "--startup must be at least 1"),
-        ({"grace_s": float("nan")}, r"--grace must be a number .*nan"),
-        ({"grace_s": float("inf")}, r"--grace must be a number .*inf"),
+        ({"grace_s": float("nan")}, r"--grace takes a number .*nan"),
+        ({"grace_s": float("inf")}, r"--grace takes a number .*inf"),
     ],
 )
 def test_numbers_that_a_server_cannot_have_are_refused_by_name(wrong, said):
