@@ -1,6 +1,8 @@
 """Output matrices that differ from config.json, and folders of models without one, against transformers."""
 
 import json
+import shutil
+from contextlib import closing
 
 import pytest
 import torch
@@ -12,8 +14,11 @@ from penstock.checkpoint.hf import load_pretrained, save_pretrained
 from penstock.checkpoint.hf_folder import read_config
 from penstock.checkpoint.load_start import load_start
 from penstock.checkpoint.start import find_start
-from penstock.core.errors import ModelError
+from penstock.core.errors import ModelError, UsageError
+from penstock.engine.assemble import build_engine
+from penstock.engine.config import EngineConfig
 from penstock.engine.model_runner.open import open_config
+from penstock.engine.request import Request
 from penstock.models.llama.model import Llama
 
 IDS = torch.randint(0, SHAPE["vocab_size"], (2, 20), generator=torch.Generator().manual_seed(0))
@@ -121,6 +126,27 @@ def test_an_untied_model_without_a_stored_head_is_refused_and_never_tied(untied,
     parameters = dict(Llama(start.model).named_parameters())
     with pytest.raises(ModelError, match=said):
         load_start(start, parameters)
+
+
+@pytest.mark.parametrize("weights", ["stored", "int8"])
+def test_an_untied_model_without_a_head_gives_embeddings_and_refuses_to_generate(untied, tmp_path, weights):
+    shutil.copytree(untied, tmp_path / "whole")
+    rewrite(untied, without_prefix)
+    config = EngineConfig(weights=weights, max_sequences=2, device="cpu")
+    vectors = []
+    for folder in (tmp_path / "whole", untied):
+        with closing(build_engine(folder, config)) as engine:
+            engine.add(Request(prompt=(1, 2, 3), max_tokens=0, task="embed"))
+            vectors.append(next(delta.embedding for delta in engine.step() if delta.embedding))
+    assert vectors[0] == vectors[1]
+    with closing(build_engine(untied, config)) as engine:
+        for refused in (
+            Request(prompt=(1, 2), max_tokens=1),
+            Request(prompt=(1, 2), max_tokens=0, task="score", continuations=((3,),)),
+            Request(prompt=(1, 2), max_tokens=0, task="embed", num_prompt_logprobs=1),
+        ):
+            with pytest.raises(UsageError, match=r"no output matrix \(lm_head\.weight\).*cannot generate"):
+                engine.add(refused)
 
 
 def test_damaged_weights_beside_a_tied_config_are_named(tied):

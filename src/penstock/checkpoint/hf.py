@@ -53,6 +53,7 @@ def load_pretrained(
     device: torch.device | str = "cpu",
     place: TensorParallelRank = ALONE,
     ignored_keys: Collection[str] = (),
+    may_lack_head: bool = False,
 ) -> Llama:
     """Open a model folder; the model is in evaluation mode and has its `config`.
 
@@ -60,6 +61,8 @@ def load_pretrained(
         dtype: dtype of the weights; None: that of most stored numbers.
         place: part of each matrix to read; the model is then that part.
         ignored_keys: unknown keys of config.json to pass over, with a warning.
+        may_lack_head: True to open an untied model without a stored output matrix; its `unembed` is None, and
+            its logits mean nothing.
 
     Raises:
         ModelError: config.json has an unknown key; weights are missing, unexpected, of the wrong shape,
@@ -67,10 +70,14 @@ def load_pretrained(
     """
     whole = read_config(folder, ignored_keys=ignored_keys)
     family = FAMILIES[whole.model_type]
-    names = stored_names(whole, {name for names in files_of(folder).values() for name in names})
+    present = {name for names in files_of(folder).values() for name in names}
+    names = stored_names(whole, present)
     with unfilled():
         model: Llama = family(sliced_config(whole, place))
         stored = family(whole)
+    if may_lack_head and model.unembed is not None and HEAD not in present:
+        model.unembed = None
+        del names["unembed.weight"]
     shapes = {theirs: stored.get_parameter(ours).shape for ours, theirs in names.items()}
     slices = {theirs: slice_of(ours, whole, place) for ours, theirs in names.items()}
     read = dict(read_weights(folder, shapes, slices=slices))

@@ -111,6 +111,7 @@ def _engine(
         text_processor=text_processor,
         drafting=build_drafting(config, source, capacity),
         grammars=grammars,
+        has_head=part.has_head,
     )
 
 

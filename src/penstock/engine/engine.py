@@ -60,6 +60,7 @@ class Engine:
         text_processor: tokenizer and chat template; None: deltas have token ids and no text.
         drafting: speculative decoding; None: every step adds one token per sequence.
         grammars: compiles grammars; None: requests with a grammar are refused.
+        has_head: False: the model has no output matrix, and only "embed" tasks are computed.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Engine:
         text_processor: TextProcessor | None,
         drafting: Speculation | None = None,
         grammars: GrammarsOfAdapters | None = None,
+        has_head: bool = True,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
@@ -80,6 +82,7 @@ class Engine:
         self.grammars = grammars
         self._token_sampler = token_sampler
         self._drafting = drafting
+        self._has_head = has_head
         self._counts = EngineCounters()
         self._open: dict[int, SequenceOutput] = {}  # by sequence id
         self._requests: dict[int, list[Sequence]] = {}  # by request id; unfinished sequences only
@@ -96,8 +99,15 @@ class Engine:
 
         Raises:
             UsageError: the request needs more blocks than the cache has, its adapter is unknown, its
-                grammar cannot be compiled, or it names token ids that the model does not have.
+                grammar cannot be compiled, it names token ids that the model does not have, or it needs the
+                output matrix of a model that has none.
         """
+        if not self._has_head and (request.task != "embed" or request.num_prompt_logprobs is not None):
+            raise UsageError(
+                "The model's folder has no output matrix (lm_head.weight), so it computes embeddings and "
+                "scores of texts, and cannot generate",
+                fix="Serve a folder that has it, or ask /v1/embeddings or /v1/score.",
+            )
         if request.adapter is not None:
             self._check_adapter(request.adapter)
         if request.grammar is not None:

@@ -33,6 +33,7 @@ def open_model(
     step: int | None = None,
     place: TensorParallelRank = ALONE,
     ignored_keys: Collection[str] = (),
+    may_lack_head: bool = False,
 ) -> tuple[Llama, Path | None]:
     """Return the model, in evaluation mode on the CPU, and the path of its tokenizer.json or None.
 
@@ -40,6 +41,7 @@ def open_model(
         step: step of the run's checkpoint; None: the newest.
         place: tensor-parallel rank; the model is then that rank's shard.
         ignored_keys: unknown keys of a Hugging Face folder's config.json to pass over, with a warning.
+        may_lack_head: as in `load_pretrained`.
 
     Raises:
         UsageError: the folder does not exist.
@@ -48,7 +50,7 @@ def open_model(
     _check_folder(path)
     if is_hugging_face(path):
         tokenizer = path / "tokenizer.json"
-        model = load_pretrained(path, place=place, ignored_keys=ignored_keys)
+        model = load_pretrained(path, place=place, ignored_keys=ignored_keys, may_lack_head=may_lack_head)
         return model, tokenizer if tokenizer.is_file() else None
     # imported here: reading checkpoints loads torch.distributed, which a Hugging Face folder does not need
     from penstock.checkpoint.open_model import open_model as open_checkpoint

@@ -42,6 +42,8 @@ class ModelShard:
     """Dtype of keys and values: that of activations, or int8."""
     group: RankGroup | None
     """Tensor-parallel group; None: one rank."""
+    has_head: bool = True
+    """False if the folder stores no output matrix: the model has hidden states, and no logits."""
 
     def runner(self, *, num_blocks: int, block_size: int) -> Runner:
         """Measure the adapters, allocate the KV cache, return the runner; the ranks have joined by then."""
@@ -78,7 +80,9 @@ def open_part(
     whole = open_config(path, ignored_keys=config.ignored_keys)
     for folder in config.adapters.values():
         read_settings(Path(folder))  # fails early: loading the model takes long
-    model, tokenizer_path = open_model(path, place=place, ignored_keys=config.ignored_keys)
+    model, tokenizer_path = open_model(
+        path, place=place, ignored_keys=config.ignored_keys, may_lack_head=True
+    )
     identity = identity_of_model(path, ignored_keys=config.ignored_keys)
     part = part_of(model.to(device), config, whole=whole, place=place, device=device, base_hash=identity)
     return part, tokenizer_path
@@ -103,6 +107,7 @@ def part_of(
         ModelError: an adapter does not fit this model.
         ConfigError: the device does not support the weights' format.
     """
+    has_head = model.config.tie_word_embeddings or model.unembed is not None
     convert(model, config.weights)
     dtype = model.norm.weight.dtype
     pages_dtype = type_of_pages(config.cache, dtype=dtype, head_dim=whole.size_of_head)
@@ -115,7 +120,13 @@ def part_of(
         adapters.add(name, Path(folder))
     prepare(model, config.weights)
     return ModelShard(
-        model=model, adapters=adapters, device=device, dtype=dtype, pages_dtype=pages_dtype, group=group
+        model=model,
+        adapters=adapters,
+        device=device,
+        dtype=dtype,
+        pages_dtype=pages_dtype,
+        group=group,
+        has_head=has_head,
     )
 
 
