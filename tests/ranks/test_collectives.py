@@ -1,5 +1,8 @@
 """Collectives against what one process computes, forward and backward."""
 
+import pickle
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,6 +16,7 @@ from penstock.parallel.collectives import (
     sum_gradient,
 )
 from penstock.parallel.exposed_comm import BLOCKED
+from penstock.parallel.mesh import World, gather_values
 from penstock.testing.ranks import on_ranks
 
 RANKS = 3
@@ -123,3 +127,35 @@ def test_time_spent_in_them_is_counted_compiled_or_not(compiled):
             "sum_gradient": (False, True),
             "all_reduce": (True, False),
         }
+
+
+class Runs:
+    """What a pickle does that runs code."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> object:
+        return Path.touch, (self.path,)
+
+
+def test_values_of_ranks_are_gathered_and_a_pickle_of_a_peer_runs_nothing(tmp_path: Path) -> None:
+    def work(world: World) -> object:
+        rank = world.ranks.rank
+        found = gather_values({"rank": rank, "text": "\u2028" * rank, "large": [2**63 - 1] * rank})
+        if rank == 0:
+            with pytest.raises(UnicodeDecodeError):
+                gather_values("of rank 0")
+            return found
+        pickled = torch.frombuffer(bytearray(pickle.dumps(Runs(tmp_path / "ran"))), dtype=torch.uint8)
+        own = torch.tensor([len(pickled)])
+        dist.all_gather([torch.empty_like(own) for _ in range(2)], own)
+        dist.all_gather([torch.empty_like(pickled) for _ in range(2)], pickled)
+        return found
+
+    wanted = [
+        {"rank": 0, "text": "", "large": []},
+        {"rank": 1, "text": "\u2028", "large": [2**63 - 1]},
+    ]
+    assert on_ranks(work, ranks=2) == [wanted, wanted]
+    assert not (tmp_path / "ran").exists()

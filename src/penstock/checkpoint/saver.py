@@ -370,10 +370,10 @@ class Saver:
         found = gather_values([repr(self._layout), value, str(error) if error else None], self._group)
         for rank, (layout, _, failure) in enumerate(found):
             if failure is not None:
-                raise error or CheckpointError(failure)
+                raise CheckpointError(failure)  # of the first rank that has one, on all
             if layout != found[0][0]:
                 raise CheckpointError(
-                    f"Rank {rank} saves another layout than rank 0", got=(layout, found[0][0]), fix=_IS_BUG
+                    f"Rank {rank} saves another layout than rank 0: {layout}, not {found[0][0]}", fix=_IS_BUG
                 )
         return [each for _, each, _ in found]
 

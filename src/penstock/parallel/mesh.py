@@ -277,20 +277,18 @@ def broadcast(world: World, value: Any) -> Any:  # Any: JSON values
 def gather_values(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:  # Any: JSON values
     """Return the value of every rank, by rank; every rank of the group must call it.
 
-    torch's own `all_gather_object` unpickles what the peers send, which can run code; this is JSON.
+    torch's own `all_gather_object` unpickles what the peers send, which can run code. This is JSON, in
+    tensors of the CPU, for which every group has gloo.
 
     Args:
         group: None: all ranks.
     """
-    device = accelerator.choose(ranks().local_rank)
-    if dist.get_backend(group) != accelerator.backend_of(device):
-        device = torch.device("cpu")  # a group of gloo in a run on accelerators
-    content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
-    size = torch.tensor([len(content)], device=device)
+    content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    size = torch.tensor([len(content)])
     sizes = [torch.empty_like(size) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, size, group=group)
     sent = content.new_zeros(int(max(sizes)))
     sent[: len(content)] = content
     found = [torch.empty_like(sent) for _ in sizes]
     dist.all_gather(found, sent, group=group)
-    return [json.loads(row[:n].cpu().numpy().tobytes()) for row, n in zip(found, sizes, strict=True)]
+    return [json.loads(row[:n].numpy().tobytes()) for row, n in zip(found, sizes, strict=True)]
