@@ -199,21 +199,24 @@ def check_grace(grace_s: float, *, step_s: float, save_s: float) -> None:
 
 
 _SECRET_KEY = re.compile(
-    r"(?:^|[._-])(?:token|secret|password|passwd|pass|passphrase|credentials?"
-    r"|(?:api|access|secret|private|signing)[_-]?key)$|[._-]pwd$",
+    r"(?:^|[._-])(?:token|secret|pass|passphrase|credentials?"
+    r"|(?:api|access|secret|private|signing|account|encryption)[_-]?key)$|(?:password|passwd)$|[._-]pwd$",
     re.IGNORECASE,
 )
 _SECRET_VALUE = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     r"hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|npm_[A-Za-z0-9]{30,}"
-    r"|(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[\w-]{30,}|sk-[\w-]{20,}|pypi-AgE[\w-]{16,}|dckr_pat_[\w-]{20,}"
-    r"|gl(?:pat|dt|rt|cbt|ptt|ft|imt|agent|oas|soat)-[\w-]{16,}|xox[a-z]-[\w-]{10,}|eyJ[\w-]{10,}\.eyJ)"
+    r"|(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[\w-]{30,}|ya29\.[\w-]{20,}|sk-[\w-]{20,}|[rs]k_live_\w{16,}"
+    r"|pypi-AgE[\w-]{16,}|dckr_pat_[\w-]{16,}|hvs\.[\w-]{20,}|AccountKey=[^;\s]{16,}"
+    r"|gl(?:pat|dt|rt|cbt|ptt|ft|imt|agent|oas|soat)-[\w-]{16,}|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}"
+    r"|eyJ[\w-]{10,}\.eyJ)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY"
-    r"|://[^/\s:@]+:[^/\s:@]+@"  # a password in an address
+    r"|://[^/\s:@]*:[^/\s@]+@"  # a password in an address
     r"|(?i:[?&;](?:[a-z_-]*(?:token|secret|password|signature|api_?key|access_?key)|sig)=[^&\s])"  # a query
 )
 """Forms that issuers give their keys: Hugging Face, npm, GitHub, AWS, Google, OpenAI, GitLab (glpat-, gldt-),
-Slack, PyPI, Docker, JSON web tokens; private keys; addresses with a password, a token or a signature."""
+Slack, PyPI, Docker, Stripe, Vault, Azure, JSON web tokens; private keys; addresses with a password, a token or a
+signature."""
 
 
 def check_no_secret(values: Mapping[str, Any], *, where: str) -> None:  # Any: TOML values

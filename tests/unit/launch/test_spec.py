@@ -51,9 +51,12 @@ def test_numbers_of_nodes_that_are_none_are_refused(text):
         ({"idle_starts": 0}, "--idle-starts must be from 1 "),
         ({"max_requeues": -1}, "--max-requeues must be from 0 "),
         ({"max_requeues": 10**9}, r"--max-requeues must be from 0 to 1,000,000 \(got 1000000000\)"),
-        ({"grace_s": 0.0}, r"--grace takes a number of seconds above 0, at most 65,535 \(got 0\.0\)"),
+        ({"grace_s": 0.0}, r"--grace takes a number of seconds above 0, at most 65,535 \(got 0"),
         ({"grace_s": 1e15}, r"--grace takes a number of seconds .*got 1000000000000000"),
-        ({"time_limit_s": 1e15}, r"--time-limit takes a time of at most ten years \(got 1000000000000000\.0\)"),
+        (
+            {"time_limit_s": 1e15},
+            r"--time-limit takes a time of at most ten years \(got 1000000000000000\.0\)",
+        ),
         ({"time_limit_s": float("nan")}, r"--time-limit takes .*got nan"),
         ({"time_limit_s": 30.0, "grace_s": 60.0}, "stopped before it starts"),
         ({"secrets": (Secret(name="T", source="key:a/b"),)}, r"Only Kubernetes .*got '--secret T=key:a/b'"),
@@ -131,6 +134,55 @@ def test_a_secret_in_the_recipe_is_refused_and_not_repeated(values):
         check_no_secret(values, where="The recipe")
     for secret in ("0123456789", "me:pass", "hf_abcd", "AKIAABC"):
         assert secret not in str(caught.value)
+
+
+BODY = "s3cr3t" + "0aB" * 12
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        *({"note": f"{begin}{BODY}"} for begin in (
+            "glpat-", "gldt-", "xoxb-", "xoxp-", "xapp-", "AIza", "pypi-AgE", "npm_", "github_pat_", "ya29.",
+            "dckr_pat_", "hvs.", "sk_live_", "AccountName=a;AccountKey=",
+        )),
+        *({name: BODY} for name in (
+            "DB_PASS", "pass", "PGPASSWORD", "MYSQL_PWD", "ssh.passphrase", "TLS_PRIVATE_KEY", "ACCOUNT_KEY",
+        )),
+        *({"path": f"https://host/c?a=1&{query}={BODY}"} for query in (
+            "sig", "token", "access_token", "X-Amz-Security-Token", "X-Goog-Signature", "api_key",
+        )),
+        {"path": f"https://host/c?sig={BODY}"},
+        {"path": f"https://:{BODY}@host/c"},
+        {"path": f"https://me:a:{BODY}@host/c"},
+        {"note": "ASIAABCDEFGHIJKLMNOP"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_tokens_of_services_and_signed_addresses_are_secrets_and_not_repeated(values):
+    (name,) = values
+    with pytest.raises(UsageError, match="what looks like a secret") as caught:
+        check_no_secret(values, where="The recipe")
+    assert "s3cr3t" not in str(caught.value)
+    with pytest.raises(UsageError, match="what looks like a secret"):
+        environment_of([f"{name.replace('.', '_')}={values[name]}"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "npm_config",
+        "pypi-mirror",
+        "xoxo",
+        "AIza",
+        "s3://b/c?region=eu",
+        "https://h/?tokens=5&design=a",
+        "a@b:c",
+        "PASSED",
+    ],
+)
+def test_texts_without_a_token_are_taken(value):
+    check_no_secret({"BYPASS": value, "PWD": value, "OLDPWD": value, "compass": value}, where="The recipe")
 
 
 def test_what_only_sounds_like_a_secret_is_taken():
