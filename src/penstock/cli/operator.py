@@ -7,7 +7,7 @@ example:
 A TrainingRun has the options of `penstock launch kubernetes` as fields, and the text of its recipe; its jobs
 are rendered by the same code. Replicas of the operator elect a leader by a Lease.
 
-exit codes: 0 stopped by a signal, 1 another replica leads now or the cluster cannot be reached, 2 wrong usage
+exit codes: 0 stopped by a signal, 1 the lease was lost or the cluster cannot be reached, 2 wrong usage
 """
 
 import argparse

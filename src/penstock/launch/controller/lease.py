@@ -99,42 +99,47 @@ class LeaderLease:
         is_old = clock.monotonic() - self._seen_at > float(spec.get("leaseDurationSeconds") or 0)
         return (spec.get("holderIdentity") or "") not in ("", self._identity) and not is_old
 
-    def keep(self, on_lost: Callable[[], None]) -> None:
+    def keep(self, on_lost: Callable[[str], None]) -> None:
         """Renew the lease in a thread until `stop`.
 
         Args:
-            on_lost: called once, in a thread, when another replica has the lease or may soon take it.
+            on_lost: called once with the reason, in a thread, when another replica has the lease or may
+                soon take it.
         """
         once = threading.Lock()
 
-        def lose() -> None:
+        def lose(why: str) -> None:
             if not self._ended.is_set() and once.acquire(blocking=False):
-                on_lost()
+                on_lost(why)
 
         self._renewal = threading.Thread(target=self._renew, args=(lose,), name="lease", daemon=True)
         self._renewal.start()
         threading.Thread(target=self._watch, args=(lose,), name="lease-deadline", daemon=True).start()
 
-    def _renew(self, lose: Callable[[], None]) -> None:
+    def _renew(self, lose: Callable[[str], None]) -> None:
         wait_s = self._duration_s / 5
         while not self._ended.wait(wait_s):
             wait_s = self._duration_s / 5
             try:
                 if not self.take():
-                    return lose()
+                    return lose("another replica leads")
             except PenstockError as error:  # `_watch` ends the lead in time
                 _log.warning("the lease was not renewed: %s", error)
                 wait_s = self._duration_s * _AGAIN_AFTER
             except Exception:
                 _log.exception("the lease cannot be renewed")
-                return lose()
+                return lose("it cannot be renewed")
         return None
 
-    def _watch(self, lose: Callable[[], None]) -> None:
+    def _watch(self, lose: Callable[[str], None]) -> None:
         while (left := self._held_since + _SHARE_LED * self._duration_s - clock.monotonic()) > 0:
             if self._ended.wait(left):
                 return
-        lose()
+        age_s = clock.monotonic() - self._held_since
+        lose(
+            f"the API server renewed it last {age_s:.1f} s ago, and another replica may take it after "
+            f"{self._duration_s:g} s"
+        )
 
     def stop(self) -> None:
         """Stop renewing: this replica does nothing more."""

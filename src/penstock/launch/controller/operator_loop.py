@@ -26,7 +26,7 @@ _log = logging.getLogger("penstock.operator")
 
 
 def run_operator(namespace: str, plan: Planner, *, identity: str, every_s: float, lease_s: float) -> int:
-    """Run until a signal; return the exit code: 0 stopped, 1 another replica leads now.
+    """Run until a signal; return the exit code: 0 stopped, 1 the lease was lost.
 
     Args:
         namespace: of the TrainingRuns and of the lease.
@@ -72,8 +72,8 @@ def _look_until(stopped: threading.Event, connection: "_Connection", plan: Plann
         stopped.wait(max(0.0, began + every_s - clock.monotonic()))
 
 
-def _leave() -> None:
-    _log.error("the lease was lost: another replica leads")
+def _leave(why: str) -> None:
+    _log.error("the lease was lost: %s", why)
     logging.shutdown()
     os._exit(1)  # at once, so that no two act
 

@@ -66,7 +66,7 @@ def test_a_leader_whose_request_hangs_is_told_before_the_lease_runs_out(store, l
     try:
         assert lease.acquire(threading.Event())
         store.before = answer.wait
-        lease.keep(lost.set)
+        lease.keep(lambda _: lost.set())
         assert lost.wait(PATIENCE_S), "the request hangs until the test ends"
     finally:
         answer.set()
@@ -76,8 +76,26 @@ def test_a_lease_that_was_answered_too_late_is_lost_at_once(store, lease):
     store.before = lambda: clock.sleep(LEASE_S)
     assert lease.acquire(threading.Event())
     store.before, lost = lambda: None, threading.Event()
-    lease.keep(lost.set)
+    lease.keep(lambda _: lost.set())
     assert lost.wait(PATIENCE_S)
+
+
+def test_a_lost_lead_says_whether_another_replica_has_it_or_the_api_server_was_slow(store, lease):
+    assert lease.acquire(threading.Event())
+    told, said = threading.Event(), []
+
+    def lose(why):
+        said.append(why)
+        told.set()
+
+    def away():
+        raise PenstockError("away")
+
+    store.before = away
+    lease.keep(lose)
+    assert told.wait(PATIENCE_S)
+    assert "the API server renewed it last" in said[0]
+    assert "another replica leads" not in said[0]
 
 
 def test_an_error_that_nobody_foresaw_ends_the_lead(store, lease):
@@ -87,7 +105,7 @@ def test_an_error_that_nobody_foresaw_ends_the_lead(store, lease):
         raise RuntimeError("no such thing")
 
     store.before, lost = fail, threading.Event()
-    lease.keep(lost.set)
+    lease.keep(lambda _: lost.set())
     assert lost.wait(PATIENCE_S)
 
 
@@ -101,7 +119,7 @@ def test_a_lead_outlives_an_api_server_that_is_away_for_a_moment(store, lease):
 
     assert lease.acquire(threading.Event())
     store.before = fail_once
-    lease.keep(lambda: lost.append(1))
+    lease.keep(lost.append)
     assert away.wait(PATIENCE_S)
     version = store.version
     while store.version == version and not lost:

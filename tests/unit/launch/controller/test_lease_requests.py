@@ -98,7 +98,7 @@ def test_a_renewal_without_an_answer_is_sent_again_while_the_replica_leads(serve
     try:
         assert lease.acquire(threading.Event())
         server.hangs_at = server.version + 1
-        lease.keep(lost.set)
+        lease.keep(lambda _: lost.set())
         server.wait_for(server.hangs_at + 1)
         assert server.has_hung.is_set()
         assert not lost.is_set()
