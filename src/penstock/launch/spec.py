@@ -215,8 +215,8 @@ _SECRET_VALUE = re.compile(
     r"|(?i:[?&;](?:[a-z_-]*(?:token|secret|password|signature|api_?key|access_?key)|sig)=[^&\s])"  # a query
 )
 """Forms that issuers give their keys: Hugging Face, npm, GitHub, AWS, Google, OpenAI, GitLab (glpat-, gldt-),
-Slack, PyPI, Docker, Stripe, Vault, Azure, JSON web tokens; private keys; addresses with a password, a token or
-a signature."""
+Slack, PyPI, Docker, Stripe, Vault, Azure; JSON web tokens, private keys, and addresses with a password, a
+token or a signature."""
 
 
 def check_no_secret(values: Mapping[str, Any], *, where: str) -> None:  # Any: TOML values
