@@ -211,3 +211,32 @@ def test_a_signal_that_comes_before_the_first_look_ends_the_operator(server, tmp
         assert process.wait() == 0, rest
     lease = server.get("Lease", "penstock-operator", api="coordination.k8s.io/v1")
     assert lease["spec"].get("holderIdentity", "") == "", "another replica leads at once"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("device", "nvidia.com/gpu;x"),
+        ("fsGroup", -1),
+        ("grace", 10**15),
+        ("requiredTopology", "a;b"),
+        ("memory", "much"),
+        ("volumes", [{"claim": "runs", "path": "/a/../b"}]),
+    ],
+)
+def test_the_api_server_refuses_a_field_beyond_its_limit_by_name(server, field, value):
+    wanted = {"image": "test", "recipe": "", field: value}
+    meta = {"name": "beyond", "namespace": "default"}
+    run = {"apiVersion": API, "kind": "TrainingRun", "metadata": meta, "spec": wanted}
+    status, answer = server.create(run)
+    assert (status, f"spec.{field}" in answer["message"]) == (422, True), answer
+
+
+def test_the_group_zero_and_a_dollar_reach_the_pods(server, operator, start):
+    start("zero", fsGroup=0, env={"A": "$(HOME) $$"})
+    operator.look("zero")
+    (job,) = server.get("JobSet", "zero", api=JOBSET)["spec"]["replicatedJobs"]
+    pod = job["template"]["spec"]["template"]["spec"]
+    assert pod["securityContext"]["fsGroup"] == 0
+    found = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
+    assert found["A"] == "$$(HOME) $$$$"
