@@ -18,7 +18,7 @@ terminal after saving
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from penstock.cli.options import add_fields, add_ignore_key, fields_of, ignored_keys
 from penstock.cli.progress import Display
 from penstock.cli.streams import complain
+from penstock.cli.training_job import end_early
 from penstock.core.signals import StopFlag
 from penstock.engine.config import EngineConfig
 from penstock.launch.local import EXIT_STOPPED
@@ -55,8 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; return the exit code."""
-    flag = StopFlag().install()  # before torch is imported
-    accepted = _train(arguments, flag)
+    flag = StopFlag().install(end_early)  # before torch is imported
+    with flag.starting(end_early) as begin:
+        accepted = _train(arguments, flag, begin)
     if accepted is None:
         return EXIT_STOPPED
     if arguments.json:
@@ -67,7 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _train(arguments: argparse.Namespace, flag: StopFlag) -> "AcceptanceReport | None":
+def _train(
+    arguments: argparse.Namespace, flag: StopFlag, begin: Callable[[], None]
+) -> "AcceptanceReport | None":
     from penstock.data.corpus.open import open_corpus
     from penstock.engine.assemble import build_engine
     from penstock.train.inspect.offline_eval import open_for_scoring
@@ -95,6 +99,7 @@ def _train(arguments: argparse.Namespace, flag: StopFlag) -> "AcceptanceReport |
                 tokens = training.tokens_before(step)
                 display.show(stage[training.stage_of(step - 1)], step, training.steps, tokens=tokens)
 
+            begin()
             return train_speculator(
                 base,
                 arguments.data,

@@ -55,7 +55,7 @@ def run_recipe(arguments: argparse.Namespace, *, tunes: bool) -> int:
     """
     flag = StopFlag()
     if not arguments.dry_run:
-        flag.install(_end)  # before torch is imported: a scheduler may ask only once
+        flag.install(end_early)  # before torch is imported: a scheduler may ask only once
         check_processes(arguments.processes, oversubscribe=arguments.oversubscribe)
     settings = arguments.set
     if ignored := ignored_keys(arguments):
@@ -121,7 +121,7 @@ def _check_memory(arguments: argparse.Namespace, config: TrainConfig) -> None:
     check_host(needed, here=here, oversubscribe=arguments.oversubscribe)
 
 
-def _end(_signal: str) -> NoReturn:
+def end_early(_signal: str) -> NoReturn:
     """End a process that was asked to stop before it began."""
     os.write(2, f"penstock: {STOPPED_EARLY}\n".encode())
     os._exit(EXIT_STOPPED)
