@@ -1,5 +1,6 @@
 """Hugging Face datasets folders: lists of every kind, several batches, nulls, splits, damage."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from penstock.data import open_corpus
 from penstock.data.formats.arrow_folders import find_datasets, missing
 from penstock.data.formats.ipc_tokens import open_lists
 from penstock.data.formats.runs import RunShard
+from penstock.data.prepare.inputs import Selection, find_inputs
 from penstock.storage.base import LocalBlob, LocalStorage
 from tests.format_examples import DATA, DOCUMENTS
 
@@ -209,3 +211,40 @@ def test_a_missing_file_of_a_dataset_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text('{"_data_files"')
     with pytest.raises(CorpusError, match=r"state\.json is no state of a dataset.*restore it"):
         list(missing(LocalStorage(tmp_path), files, find_datasets(files)))
+
+
+SELECTIONS = {
+    "datasets 2": {"_indices_files": [{"filename": "indices.arrow"}]},
+    "datasets 1": {"_indices_data_files": [{"filename": "cache-1-indices.arrow"}]},
+    "part of a file": {"_data_files": [{"filename": "data-00000-of-00001.arrow", "skip": 2, "take": 3}]},
+    "a mapping alone": {},
+}
+
+
+@pytest.mark.parametrize("split", ["", "train"])
+@pytest.mark.parametrize("kind", SELECTIONS)
+def test_a_dataset_that_selects_rows_of_its_files_is_refused(tmp_path: Path, kind: str, split: str) -> None:
+    folder = shutil.copytree(DATA / "hf" / "fixed", tmp_path / "c" / split)
+    state = json.loads((folder / "state.json").read_text()) | SELECTIONS[kind]
+    (folder / "state.json").write_text(json.dumps(state))
+    texts = pa.table({"text": ["a", "b"]})
+    path = str(folder / "data-00000-of-00001.arrow")
+    with pa.OSFile(path, "wb") as sink, pa.ipc.new_stream(sink, texts.schema) as writer:
+        writer.write_table(texts)
+    if kind in ("datasets 2", "a mapping alone"):
+        (folder / "indices.arrow").write_bytes(b"")
+    if split:
+        (tmp_path / "c" / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    with pytest.raises(CorpusError, match=r"is a selection of the rows .*flatten_indices"):
+        open_corpus(f"hf:{tmp_path / 'c'}")
+    for path in (tmp_path / "c", folder / "data-00000-of-00001.arrow"):
+        with pytest.raises(CorpusError, match=r"is a selection of the rows .*flatten_indices"):
+            find_inputs([str(path)], Selection())
+
+
+@pytest.mark.parametrize("more", [{}, {"_indices_files": None}, {"_indices_data_files": []}])
+def test_a_dataset_of_all_rows_is_read(tmp_path: Path, more: dict[str, Any]) -> None:
+    folder = shutil.copytree(DATA / "hf" / "fixed", tmp_path / "c")
+    state = json.loads((folder / "state.json").read_text()) | more
+    (folder / "state.json").write_text(json.dumps(state))
+    assert open_corpus(f"hf:{folder},column=input_ids").num_documents

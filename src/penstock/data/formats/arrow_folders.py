@@ -9,17 +9,15 @@ fms-fsdp: Arrow files or streams, one record batch a document, whose tokens are 
 (github.com/foundation-model-stack/fms-fsdp, fms_fsdp/utils/dataset_utils.py, ArrowHandler).
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from penstock.core.errors import CorpusError
 from penstock.data.formats import Format
 from penstock.data.formats.choice import COLUMN, OF_DATASETS, absent_numbers, by_folder, in_order, one_split
+from penstock.data.formats.dataset_state import INDICES, STATE, data_files, selection_error
 from penstock.data.formats.ipc_tokens import open_batches, open_lists
 from penstock.storage.base import Storage
 
-_STATE = "state.json"
 _ONLY = "data-00000-of-00001.arrow"  # the file of a dataset in one
 _SHARD = re.compile(r"(?:.*/)?(?:data-(?P<index>\d+)-of-(?P<count>\d+)|dataset)\.arrow")
 
@@ -31,6 +29,7 @@ def find_datasets(sizes: Mapping[str, int]) -> list[str]:
 
     Raises:
         UsageError: it has several splits, and none is `train`.
+        CorpusError: its rows are a selection of those in its files.
     """
     if not any(name.rpartition("/")[2] in OF_DATASETS for name in sizes):
         return []
@@ -41,9 +40,13 @@ def find_datasets(sizes: Mapping[str, int]) -> list[str]:
     ]
     held = {name.rpartition("/")[0] for name in found}
     bare = [
-        name for name in sizes if name.rpartition("/")[2] == _STATE and name.rpartition("/")[0] not in held
+        name for name in sizes if name.rpartition("/")[2] == STATE and name.rpartition("/")[0] not in held
     ]
-    return one_split(by_folder([*found, *(f"{name.removesuffix(_STATE)}{_ONLY}" for name in bare)]))
+    chosen = one_split(by_folder([*found, *(f"{name.removesuffix(STATE)}{_ONLY}" for name in bare)]))
+    for folder in dict.fromkeys(name.rpartition("/")[0] for name in chosen):
+        if f"{folder}/{INDICES}".lstrip("/") in sizes:
+            raise selection_error(folder or ".")
+    return chosen
 
 
 def indices(name: str) -> tuple[str, ...]:
@@ -52,7 +55,7 @@ def indices(name: str) -> tuple[str, ...]:
     >>> indices("train/data-00000-of-00002.arrow")
     ('train/state.json',)
     """
-    return (f"{name.rpartition('/')[0]}/{_STATE}".lstrip("/"),)
+    return (f"{name.rpartition('/')[0]}/{STATE}".lstrip("/"),)
 
 
 def missing(storage: Storage, sizes: Mapping[str, int], shards: Sequence[str]) -> Iterator[str]:
@@ -61,13 +64,8 @@ def missing(storage: Storage, sizes: Mapping[str, int], shards: Sequence[str]) -
     if state not in sizes:
         yield state
         return
-    folder, blob = state.removesuffix(_STATE), storage.open(state)
-    try:
-        listed = [str(file["filename"]) for file in json.loads(blob.read(0, blob.size))["_data_files"]]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise CorpusError(
-            f"{blob.name} is no state of a dataset", fix="It is truncated or altered: restore it."
-        ) from None
+    folder, blob = state.removesuffix(STATE), storage.open(state)
+    listed = data_files(blob.read(0, blob.size), blob.name)
     yield from (f"{folder}{name}" for name in listed if f"{folder}{name}" not in sizes)
     yield from absent_numbers(shards)
 

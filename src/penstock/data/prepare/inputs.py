@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from penstock.core.errors import InputError, PenstockError, UsageError
+from penstock.data.formats.dataset_state import INDICES, STATE, data_files, selection_error
 from penstock.data.prepare.chat_records import FIELDS as CHAT_FIELDS
 from penstock.data.prepare.columnar import MDS_CODECS, BrokenTable, columns_of
 from penstock.data.prepare.plan import InputFile, Kind
@@ -50,7 +51,7 @@ DEFAULT_SUFFIXES = (
 )
 """Suffixes of the files of a folder that are read unless --suffix is given."""
 
-_STATE, _SPLITS, _INDEX = "state.json", "dataset_dict.json", "index.json"
+_SPLITS, _INDEX = "dataset_dict.json", "index.json"
 _HELD_OUT = {"test", "validation", "valid", "val", "dev", "eval"}
 _UNUSABLE = "tables without text"
 
@@ -105,6 +106,7 @@ def find_inputs(paths: Sequence[str], selection: Selection) -> tuple[tuple[Input
     Raises:
         UsageError: a path is missing or given twice, or no file matches.
         InputError: a folder cannot be listed.
+        CorpusError: a dataset's rows are a selection of those in its files.
     """
     skipped: Skipped = Counter()
     files: dict[str, InputFile] = {}
@@ -144,6 +146,9 @@ def _files_of(path: str, selection: Selection, skipped: Skipped) -> Iterator[Inp
         is_table, chat = kind_of(path) in ("arrow", "mds"), selection.chat
         if is_table and not _is_usable(path, chat=chat, broken=not path.endswith(_ARROW)):
             raise _unusable(path, chat=chat)
+        if path.endswith(_ARROW):
+            folder = Path(path).parent
+            _check_state(str(folder), {name for name in (STATE, INDICES) if (folder / name).is_file()})
         yield _described(path)
     else:
         state = "is neither a file nor a folder" if Path(path).exists() else "does not exist"
@@ -234,6 +239,7 @@ def _entries(folder: str, skipped: Skipped) -> list["os.DirEntry[str]"]:
 
     Raises:
         UsageError: it has several splits, and none is `train`.
+        CorpusError: it is a dataset whose rows are a selection of those in its files.
     """
     try:
         with os.scandir(folder) as entries:
@@ -252,13 +258,34 @@ def _entries(folder: str, skipped: Skipped) -> list["os.DirEntry[str]"]:
     for reason, some in left_out.items():
         if some:
             skipped[reason] += len(some)
+    if any(_is_of_dataset(name, names) for name in names):
+        _check_state(folder, names)
     gone = set().union(*left_out.values())
     return [entry for entry in found if entry.name not in gone]
 
 
 def _is_of_dataset(name: str, beside: set[str]) -> bool:
     """Return True if an Arrow file holds rows of a dataset; its caches have other names."""
-    return _STATE in beside and re.fullmatch(r"(data-\d+-of-\d+|dataset)\.arrow", name) is not None
+    return STATE in beside and re.fullmatch(r"(data-\d+-of-\d+|dataset)\.arrow", name) is not None
+
+
+def _check_state(folder: str, names: set[str]) -> None:
+    """Refuse a dataset whose rows are a selection of those in its files.
+
+    Raises:
+        CorpusError: with its folder.
+    """
+    if STATE not in names:
+        return
+    if INDICES in names:
+        raise selection_error(shown(folder))
+    try:
+        content = (Path(folder) / STATE).read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"{shown(folder)}/{STATE} cannot be read ({error.strerror})", fix="Make it readable."
+        ) from None
+    data_files(content, shown(f"{folder}/{STATE}"))
 
 
 def _unpacked_name(name: str) -> str:
@@ -271,7 +298,7 @@ def _other_splits(folder: str, names: set[str]) -> set[str]:
     >>> _other_splits(".", {"train", "notes.txt"})
     set()
     """
-    splits = {n for n in names if any((Path(folder) / n / index).is_file() for index in (_STATE, _INDEX))}
+    splits = {n for n in names if any((Path(folder) / n / index).is_file() for index in (STATE, _INDEX))}
     if "train" in splits:
         return splits - {"train"} if _SPLITS in names else splits & _HELD_OUT
     if _SPLITS in names and len(splits) > 1:
