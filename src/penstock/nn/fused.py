@@ -136,7 +136,7 @@ KINDS = (PackedLinear, Int8Linear, Int4Linear)
 """Layers whose matrices the C++ operators can multiply by."""
 
 Operands = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""Tensors of one linear layer: panels, scales, offsets, bias."""
+"""Tensors of one linear layer: panels, scales, offsets (None: tokens are not rounded), bias."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +210,6 @@ def operands_of(layer: nn.Module | None) -> Operands | None:
     """Return the operator's tensors of a layer, or None if the operators do not support it."""
     if isinstance(layer, PackedLinear):
         return layer.panels, None, None, layer.bias
-    if isinstance(layer, Int8Linear) and layer.is_native:
+    if isinstance(layer, Int8Linear | Int4Linear) and layer.is_native:
         return layer.codes, layer.scales, layer.offsets, layer.bias
-    if isinstance(layer, Int4Linear) and layer.is_native:
-        return layer.codes, layer.scales, None, layer.bias
     return None

@@ -11,8 +11,9 @@
 A starts random and B at zero, so that an adapter changes nothing at first; both keep their names beside the
 frozen `weight` of the layer: `layers.0.attention.query.lora_a`.
 
-The frozen product is `multiply`, so a matrix rounded to 8 or 4 bits takes the place of `weight` and is
-multiplied as the engine does; its backward pass multiplies with the rounded matrix.
+The frozen product is `multiply`, so a matrix rounded to 8 or 4 bits takes the place of `weight`. Its product
+is weight-only, as in the engine: tokens stay as they are, and the backward pass multiplies with the same
+rounded numbers. So the layer computes what it does with the adapter merged.
 """
 
 import math
@@ -25,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from penstock.nn.linear.adapter_config import GROUP, AdapterConfig
+from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.nn.linear.quantized import Int4Linear, Int8Linear
 from penstock.nn.new_rows import is_new_rows
 
@@ -155,11 +156,9 @@ def adapter_shapes(config: AdapterConfig, outputs: int, inputs: int) -> dict[str
 class RoundedProduct:
     """Product with a matrix rounded to 8 or 4 bits, in place of a linear layer's own.
 
-    The forward pass is the engine's; on CPUs it rounds tokens too, which the backward pass ignores.
-
     Args:
         like: the matrix without values: its shape, dtype and slices.
-        base: "int8" or "int4", which is int8 for layers whose inputs groups do not divide.
+        base: "int8" or "int4".
     """
 
     layer: Int4Linear | Int8Linear
@@ -171,7 +170,7 @@ class RoundedProduct:
     def is_int4(self) -> bool:
         """True if the matrix is rounded to 4 bits, with a scale per group of inputs; False: to 8, with one
         per output."""
-        return self._base == "int4" and self.like.shape[1] % GROUP == 0
+        return self._base == "int4"
 
     def fill(
         self, weight: Float[Tensor, "outputs inputs"], *, largest: Float[Tensor, "outputs"] | None = None
@@ -207,7 +206,7 @@ class _Rounded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0] @ ctx.product.matrix().to(gradients[0].dtype), None
+        return ctx.product.layer.gradient(gradients[0]), None
 
 
 def round_frozen(layer: nn.Linear, base: str) -> None:

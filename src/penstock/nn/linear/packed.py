@@ -80,7 +80,9 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
         """Return the layer's outputs, [..., outputs]; a token's result does not depend on other tokens."""
-        out: Tensor = torch.ops.penstock.linear(x, self.panels, self.bias, self.out_features)
+        out: Tensor = torch.ops.penstock.linear(
+            x, self.panels, None, None, self.bias, self.out_features
+        )
         return out
 
 

@@ -1,11 +1,11 @@
 """Linear layers for serving in int8, int4 and float8, made from a trained layer without data.
 
-int8: each output has a scale. int4: 32 inputs of an output share a scale; of several scales the one with the
-least squared error is used.
-Tokens stay as they are, and codes are widened inside the product. Only CPUs with AVX-512 VNNI round tokens
-to 8 bits too, each with its own scale (Dettmers et al., "LLM.int8()", NeurIPS 2022, without its outliers),
-because they multiply integers faster: `rounds_tokens`. Sums of integers are exact, so the C++ operator and
-plain PyTorch give the same numbers, for any batch.
+int8: each output has a scale. int4: 32 inputs of an output share a scale, the last ones of an output if they
+are fewer; of several scales the one with the least squared error is used.
+Both are weight-only: tokens stay as they are, codes are widened inside the product, sums are float32. With
+`rounds`, which `activations="int8"` of an engine chooses, tokens are rounded to 8 bits too, each with its own
+scale (Dettmers et al., "LLM.int8()", NeurIPS 2022, without its outliers), for CPUs that multiply integers.
+Sums of integers are exact, so the C++ operator and plain PyTorch give the same numbers, for any batch.
 float8: for GPUs with such instructions, scales per output and per token (nn/linear/float8.py).
 torchao is not used: its layers bring no kernel that a CPU without AMX runs faster (ADR 0028).
 """
@@ -27,11 +27,11 @@ from penstock.nn.triton_support import has_triton, on_device_of
 
 
 @cache
-def rounds_tokens() -> bool:
-    """Return True if products with int8 and int4 matrices round the tokens to int8 on this CPU."""
+def multiplies_integers() -> bool:
+    """Return True if this CPU has products of bytes, so that rounded tokens gain time (VNNI)."""
     if native.is_available():
-        return bool(torch.ops.penstock.rounds_tokens())
-    return "avx512_vnni" in env.cpu_features()
+        return bool(torch.ops.penstock.multiplies_integers())
+    return bool({"avx512_vnni", "avx_vnni"} & set(env.cpu_features().split()))
 
 
 class _Quantized(nn.Module):
@@ -49,22 +49,25 @@ class _Quantized(nn.Module):
 
 
 class Int8Linear(_Quantized):
-    """A linear layer with an int8 matrix; tokens are rounded where `rounds_tokens`, on CPUs.
+    """A linear layer with an int8 matrix.
 
     Args:
+        rounds: round tokens to 8 bits too, on CPUs; the C++ operator does so where `multiplies_integers`.
         largest: [outputs] largest magnitude of each row, if `linear` has a part of the inputs: its codes and
             scales are then those of the whole matrix. None: `linear` has all inputs.
     """
 
     codes: Tensor
     scales: Tensor
-    offsets: Tensor
-    """Operand of the C++ operator: 128 times the sum of each output's codes."""
+    offsets: Tensor | None
+    """Of the C++ operator that rounds tokens: 128 times the sum of each output's codes."""
 
-    def __init__(self, linear: nn.Linear, *, largest: Tensor | None = None) -> None:
+    def __init__(self, linear: nn.Linear, *, rounds: bool = False, largest: Tensor | None = None) -> None:
         super().__init__(linear)
+        self.rounds = rounds
         weight = linear.weight.detach()
         self.is_native = can_multiply(weight) and self.in_features % 4 == 0
+        self.is_native &= multiplies_integers() or not rounds
         if self.is_native:
             codes = empty_panels(self.out_features, self.in_features, torch.int8)
             scales, offsets = (
@@ -77,7 +80,7 @@ class Int8Linear(_Quantized):
                 whole, scales[: self.out_features] = to_int8(weight, largest)
                 codes.copy_(to_panels(whole))
                 offsets[: self.out_features] = 128 * whole.sum(1, dtype=torch.int32)
-            self.register_buffer("offsets", offsets, persistent=False)
+            self.register_buffer("offsets", offsets if rounds else None, persistent=False)
         elif largest is None:
             codes, scales = _by_chunks(weight, to_int8)
         else:
@@ -93,40 +96,54 @@ class Int8Linear(_Quantized):
     def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
         """Return the layer's outputs, [..., outputs]; a token's result does not depend on other tokens."""
         if self.is_native:
-            out: Tensor = torch.ops.penstock.linear_int8(
+            out: Tensor = torch.ops.penstock.linear(
                 x, self.codes, self.scales, self.offsets, self.bias, self.out_features
             )
             return out
         if is_for(x):
             return self._with_bias(torch.ops.penstock.few_int8(x, self.codes, self.scales))
-        if x.device.type != "cpu":
-            return self._with_bias(functional.linear(x, self.codes.to(x.dtype)) * self.scales.to(x.dtype))
-        if not rounds_tokens():
-            return self._with_bias(
-                (functional.linear(x.float(), self.codes.float()) * self.scales).to(x.dtype)
-            )
+        if not self.rounds:
+            exact = x if x.device.type != "cpu" else x.float()
+            sums = functional.linear(exact, self.codes.to(exact.dtype)) * self.scales
+            return self._with_bias(sums.to(x.dtype))
         tokens, factors = to_int8(x.flatten(0, -2))
         sums = torch._int_mm(tokens, self.codes.t()).float() * self.scales * factors.unsqueeze(-1)
         return self._with_bias(sums.to(x.dtype).view(*x.shape[:-1], self.out_features))
 
+    def gradient(self, g: Float[Tensor, "... outputs"]) -> Float[Tensor, "... inputs"]:
+        """Return the gradient of tokens from that of outputs: by the matrix of the forward pass, exactly."""
+        codes = from_panels(self.codes, self.out_features) if self.is_native else self.codes
+        return (g * self.scales[: self.out_features]).to(g.dtype) @ codes.to(g.dtype)
+
 
 class Int4Linear(_Quantized):
-    """A linear layer with a 4-bit matrix; tokens are rounded to int8 where `rounds_tokens`, on CPUs."""
+    """A linear layer with a 4-bit matrix.
+
+    Args:
+        rounds: round tokens to 8 bits too, on CPUs; the C++ operator does so where `multiplies_integers`.
+    """
 
     codes: Tensor
     scales: Tensor
+    offsets: Tensor | None
+    """Of the C++ operator that rounds tokens: empty."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, *, rounds: bool = False) -> None:
         super().__init__(linear)
+        self.rounds = rounds
         weight = linear.weight.detach()
-        self.is_native = can_multiply(weight) and self.in_features % GROUP == 0
+        self._missing = -self.in_features % GROUP  # of the last group
+        self.is_native = can_multiply(weight) and self.in_features % 4 == 0
+        self.is_native &= multiplies_integers() or not rounds
         if self.is_native:  # two codes a byte: a panel's outputs 0 to 15 in the lower halves, 16 to 31 above
-            codes = empty_panels(self.out_features, self.in_features // 2, torch.uint8)
-            codes = codes.view(len(codes), -1, 2 * PANEL)
-            scales = weight.new_zeros(len(codes), self.in_features // GROUP, PANEL, dtype=torch.bfloat16)
+            units, groups = self.in_features // 4, -(-self.in_features // GROUP)
+            codes = empty_panels(self.out_features, 2 * units, torch.uint8).view(-1, units, 2 * PANEL)
+            scales = weight.new_zeros(len(codes), groups, PANEL, dtype=torch.bfloat16)
             torch.ops.penstock.pack_int4(weight.contiguous(), codes, scales)
+            offsets = torch.empty(0, dtype=torch.int32) if rounds else None
+            self.register_buffer("offsets", offsets, persistent=False)
         else:
-            codes, scales = _by_chunks(weight, _to_halves)
+            codes, scales = _by_chunks(functional.pad(weight, (0, self._missing)), _to_halves)
         self.register_buffer("codes", codes, persistent=False)
         self.register_buffer("scales", scales, persistent=False)
 
@@ -139,24 +156,35 @@ class Int4Linear(_Quantized):
             scales = scales.transpose(1, 2).flatten(0, 1)[: self.out_features]
         else:
             whole = from_halves(codes)
-        return (whole.float() - 8) * scales.repeat_interleave(GROUP, dim=1)
+        return ((whole.float() - 8) * scales.repeat_interleave(GROUP, dim=1)[:, : whole.shape[1]])[:, : self.in_features]
 
     def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
         """Return the layer's outputs, [..., outputs]; a token's result does not depend on other tokens."""
         if self.is_native:
-            out: Tensor = torch.ops.penstock.linear_int4(
-                x, self.codes, self.scales, self.bias, self.out_features
+            out: Tensor = torch.ops.penstock.linear(
+                x, self.codes, self.scales, self.offsets, self.bias, self.out_features
             )
             return out
         if is_for(x):
-            return self._with_bias(torch.ops.penstock.few_int4(x, self.codes, self.scales))
+            whole = functional.pad(x, (0, self._missing)) if self._missing else x
+            return self._with_bias(torch.ops.penstock.few_int4(whole, self.codes, self.scales))
         if x.device.type != "cpu":
             return self._with_bias(functional.linear(x, self.matrix().to(x.dtype)))
-        if not rounds_tokens():
+        if not self.rounds:
             return self._with_bias(functional.linear(x.float(), self.matrix()).to(x.dtype))
         tokens, factors = to_int8(x.flatten(0, -2))
         sums = functional.linear(tokens.float(), self.matrix()) * factors.unsqueeze(-1)
         return self._with_bias(sums.to(x.dtype).view(*x.shape[:-1], self.out_features))
+
+    def gradient(self, g: Float[Tensor, "... outputs"]) -> Float[Tensor, "... inputs"]:
+        """Return the gradient of tokens from that of outputs, by the matrix of the forward pass.
+
+        On CPUs that is float32, exactly; on GPUs it has the dtype of activations.
+        """
+        matrix = self.matrix()
+        if g.device.type == "cpu":
+            return (g.float() @ matrix).to(g.dtype)
+        return g @ matrix.to(g.dtype)
 
 
 class Float8Linear(_Quantized):

@@ -78,8 +78,6 @@ def _draw(logits: Tensor, settings: Tensor | None) -> Tensor:  # noqa: ARG001
 
 FAKES: dict[str, Callable[..., Tensor | None]] = {
     "linear": _linear,
-    "linear_int8": _linear,
-    "linear_int4": _linear,
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
     "paged_attention": _paged_attention,

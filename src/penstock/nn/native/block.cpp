@@ -13,12 +13,8 @@ using Tensors = c10::List<std::optional<at::Tensor>>;
 
 // The i-th linear layer, of whatever type its matrix is.
 at::Tensor apply_linear(const at::Tensor& x, const Tensors& linears, int64_t i, int64_t outputs) {
-  const at::Tensor panels = linears.get(i * OPERANDS).value();
-  const Optional scales = linears.get(i * OPERANDS + 1), bias = linears.get(i * OPERANDS + 3);
-  if (panels.scalar_type() == at::kChar)
-    return linear_int8(x, panels, scales.value(), linears.get(i * OPERANDS + 2).value(), bias, outputs);
-  if (panels.scalar_type() == at::kByte) return linear_int4(x, panels, scales.value(), bias, outputs);
-  return linear(x, panels, bias, outputs);
+  const int64_t first = i * OPERANDS;
+  return linear(x, linears.get(first).value(), linears.get(first + 1), linears.get(first + 2), linears.get(first + 3), outputs);
 }
 
 // linears: query_key_value, output, gate_up, down; outputs: of each; norms: of attention, MLP, queries, keys.

@@ -68,7 +68,7 @@ template <class T>
 struct Activations {
   T *x, *normed, *qkv, *q, *mixed, *delta, *gate_up, *gated;
   T *gathered, *low;  // of tokens with adapters
-  char* rounded;  // what products round tokens in
+  char* rounded;      // tokens as products take them
 
   Activations(const Model& model, int64_t tokens, const Adapted& adapted, Space& space) {
     const int64_t width = model.heads * model.dim, num_adapted = adapted.tokens.size();
@@ -76,7 +76,7 @@ struct Activations {
     for (const Layer& layer : model.layers) {
       inner = std::max(inner, layer.down.inputs);
       for (const Matrix* matrix : {&layer.query_key_value, &layer.output, &layer.gate_up, &layer.down})
-        bytes = std::max(bytes, product_bytes(*matrix, tokens));
+        bytes = std::max(bytes, product_bytes<T>(*matrix, tokens));
     }
     for (T** one : {&x, &normed, &delta}) *one = space.take<T>(tokens * model.hidden);
     for (T** one : {&q, &mixed}) *one = space.take<T>(tokens * width);
@@ -88,14 +88,14 @@ struct Activations {
   }
 };
 
-// The states whose logits are asked for, and what their product rounds them in.
+// The states whose logits are asked for, and those as their product takes them.
 template <class T>
 struct Asked {
   T* states;
   char* rounded;
 
   Asked(const Model& model, int64_t rows, Space& space)
-      : states(space.take<T>(rows * model.hidden)), rounded(space.take<char>(product_bytes(model.head, rows))) {}
+      : states(space.take<T>(rows * model.hidden)), rounded(space.take<char>(product_bytes<T>(model.head, rows))) {}
 };
 
 // Which tokens of the last block are computed whole.

@@ -8,11 +8,8 @@
 namespace penstock {
 
 at::Tensor rms_norm(at::Tensor x, const Optional& delta, double scale, const at::Tensor& weight, double eps);
-at::Tensor linear(const at::Tensor& x, const at::Tensor& panels, const Optional& bias, int64_t outputs);
-at::Tensor linear_int8(const at::Tensor& x, const at::Tensor& panels, const at::Tensor& scales,
-                       const at::Tensor& offsets, const Optional& bias, int64_t outputs);
-at::Tensor linear_int4(const at::Tensor& x, const at::Tensor& panels, const at::Tensor& scales, const Optional& bias,
-                       int64_t outputs);
+at::Tensor linear(const at::Tensor& x, const at::Tensor& panels, const Optional& scales, const Optional& offsets,
+                  const Optional& bias, int64_t outputs);
 
 namespace attention {
 at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,

@@ -63,11 +63,12 @@ void pack_int8(const at::Tensor& matrix, at::Tensor panels, at::Tensor scales, a
   });
 }
 
-// Codes 0 to 15 of 32 numbers; returns the scale with the least squared error.
+// Codes 0 to 15 of up to 32 numbers; returns the scale with the least squared error.
 template <class T>
-bf16 round_group(const T* x, uint8_t* codes) {
-  Vec most = Vec::load(x), least = most;
-  for (int64_t i = LANES; i < GROUP; i += LANES) most = Vec::max(most, Vec::load(x + i)), least = Vec::min(least, Vec::load(x + i));
+bf16 round_group(const T* x, int64_t size, uint8_t* codes) {
+  Vec numbers[GROUP / LANES], most, least;  // what a short group lacks is 0
+  each_lane(size, [&](int64_t i, auto at) { numbers[i / LANES] = at.load(x + i); });
+  for (const Vec v : numbers) most = Vec::max(most, v), least = Vec::min(least, v);
   const float top = most.largest(), bottom = -(Vec() - least).largest();
   float extreme = -bottom > top ? bottom : top, smallest = INFINITY;
   if (std::abs(extreme) < 1e-30f) extreme = 1e-30f;
@@ -77,23 +78,23 @@ bf16 round_group(const T* x, uint8_t* codes) {
     const Vec factor(static_cast<float>(scale));
     Vec rounded[GROUP / LANES], squares;
     for (int64_t i = 0; i < GROUP; i += LANES) {
-      const Vec v = Vec::load(x + i), code = Vec::min(Vec::max((v / factor).nearest(), Vec(-8)), Vec(7)), error = code * factor - v;
+      const Vec v = numbers[i / LANES], code = Vec::min(Vec::max((v / factor).nearest(), Vec(-8)), Vec(7)), error = code * factor - v;
       rounded[i / LANES] = code, squares = Vec::fma(error, error, squares);
     }
     const float error = squares.sum();
     if (!(error < smallest)) continue;
     smallest = error, best = scale;
-    for (int64_t i = 0; i < GROUP; i += LANES) {
+    each_lane(size, [&](int64_t i, auto at) {
       const Bytes bytes = narrowed(rounded[i / LANES].whole() + 8);
-      std::memcpy(codes + i, &bytes, sizeof bytes);
-    }
+      std::memcpy(codes + i, &bytes, at.count);
+    });
   }
   return best;
 }
 
 void pack_int4(const at::Tensor& matrix, at::Tensor panels, at::Tensor scales) {
-  const int64_t outputs = matrix.size(0), inputs = matrix.size(1), groups = inputs / 32;
-  TORCH_CHECK(matrix.is_contiguous() && panels.is_contiguous() && scales.is_contiguous() && inputs % 32 == 0 &&
+  const int64_t outputs = matrix.size(0), inputs = matrix.size(1), groups = (inputs + GROUP - 1) / GROUP;
+  TORCH_CHECK(matrix.is_contiguous() && panels.is_contiguous() && scales.is_contiguous() && inputs % 4 == 0 &&
               panels.size(1) * 4 == inputs && scales.numel() == panels.size(0) * groups * 32, "pack_int4: sizes");
   uint8_t* to = panels.mutable_data_ptr<uint8_t>();
   bf16* factors = writable<bf16>(scales);
@@ -106,7 +107,7 @@ void pack_int4(const at::Tensor& matrix, at::Tensor panels, at::Tensor scales) {
         for (int64_t r = 0; r < 32 && panel * 32 + r < outputs; ++r)
           for (int64_t g = 0; g < groups; ++g)
             factors[(panel * groups + g) * 32 + r] =
-                round_group(from + (panel * 32 + r) * inputs + g * 32, codes.data() + r * inputs + g * 32);
+                round_group(from + (panel * 32 + r) * inputs + g * 32, std::min(GROUP, inputs - g * 32), codes.data() + r * inputs + g * 32);
         uint8_t* out = to + panel * inputs * 16;
         for (int64_t i = 0; i < inputs; ++i)  // a unit of 4 inputs is 64 bytes: 4 for each pair of rows
           for (int64_t r = 0; r < 16; ++r)

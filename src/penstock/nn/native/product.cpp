@@ -1,12 +1,13 @@
 // Products, compiled once for each type of tokens.
 #include "product.h"
 
-#include "product_int.h"
+#include "product_rounded.h"
+#include "product_tiles.h"
 #include "product_wide.h"
 
 namespace penstock {
 
-bool rounds_tokens() {
+bool multiplies_integers() {
 #ifdef HAS_INTEGERS
   return true;
 #else
@@ -23,56 +24,54 @@ bool is_tiled(Numbers type) {
 #endif
 }
 
+template <class T>
 int64_t product_bytes(const Matrix& matrix, int64_t tokens) {
 #ifdef HAS_INTEGERS
-  if (matrix.type == Numbers::INT8 || matrix.type == Numbers::INT4) return Tokens::bytes(tokens, matrix.inputs);
+  if (matrix.offsets) return Tokens::bytes(tokens, matrix.inputs);
 #endif
-  (void)matrix, (void)tokens;
-  return 0;
+  return cell_bytes<T>(tokens, matrix.inputs);
 }
 
 template <class T>
 void product(Threads& threads, const Matrix& matrix, const T* x, int64_t tokens, T* out, char* memory) {
 #ifdef HAS_INTEGERS
-  if (matrix.type == Numbers::INT8 || matrix.type == Numbers::INT4) {
+  if (matrix.offsets) {
     const Tokens codes(tokens, matrix.inputs, memory);
-    round_rows(threads, x, codes, matrix.type == Numbers::INT4);
-    if (matrix.type == Numbers::INT8) return multiply_int8<T>(threads, matrix, codes, out);
-    return multiply_int4<T>(threads, matrix, codes, out);
+    round_rows(threads, matrix, x, codes);
+    return matrix.type == Numbers::INT8 ? multiply_rounded8(threads, matrix, codes, out) : multiply_rounded4(threads, matrix, codes, out);
   }
-#else
-  if (matrix.type == Numbers::INT8) return multiply_wide<Numbers::INT8>(threads, matrix, x, tokens, out);
-  if (matrix.type == Numbers::INT4) return multiply_wide<Numbers::INT4>(threads, matrix, x, tokens, out);
 #endif
-#ifdef HAS_PANELS
-  using Of = std::conditional_t<std::is_same_v<T, float>, OfFloat, OfBFloat16>;
-  const auto* panels = static_cast<const int32_t*>(matrix.panels);
-  const int64_t units = matrix.inputs * sizeof(T) / 4;
-  each_product<Of>(threads, panels, reinterpret_cast<const int32_t*>(x), tokens, matrix.outputs, units,
-                   [&](int64_t panel, int64_t first, int64_t count, const float* sums) {
-                     store_tile(matrix, panel, first, count, out,
-                                [&](int64_t t, int64_t n) { return Vec::load(sums + t * PANEL + n % PANEL); });
-                   });
-#else
-  (void)memory;
-  multiply_wide<std::is_same_v<T, float> ? Numbers::FLOAT : Numbers::BFLOAT16>(threads, matrix, x, tokens, out);
+  constexpr Numbers same = std::is_same_v<T, float> ? Numbers::FLOAT : Numbers::BFLOAT16;
+#ifdef HAS_TILES
+  if constexpr (same == Numbers::BFLOAT16) {
+    if (is_tiled(matrix.type))
+      return matrix.type == Numbers::INT8 ? multiply_tiled<Numbers::INT8>(threads, matrix, x, tokens, out)
+                                          : multiply_tiled<same>(threads, matrix, x, tokens, out);
+  }
 #endif
+  if (matrix.type == Numbers::INT8) return multiply_wide<Numbers::INT8>(threads, matrix, x, tokens, out, memory);
+  if (matrix.type == Numbers::INT4) return multiply_wide<Numbers::INT4>(threads, matrix, x, tokens, out, memory);
+  multiply_wide<same>(threads, matrix, x, tokens, out, memory);
 }
 
 template <class T>
 void multiply_panel(const void* panel, const T* x, int64_t stride, int64_t inputs, int64_t tokens, float* sums) {
-#ifdef HAS_PANELS
-  using Of = std::conditional_t<std::is_same_v<T, float>, OfFloat, OfBFloat16>;
-  const int64_t of_unit = 4 / sizeof(T);
-  multiply_some<Of>(static_cast<const int32_t*>(panel), reinterpret_cast<const int32_t*>(x), inputs / of_unit, stride / of_unit, tokens, sums);
-#else
+  using Cell = CellOf<T>;
   constexpr Numbers type = std::is_same_v<T, float> ? Numbers::FLOAT : Numbers::BFLOAT16;
-  multiply_widened<type>(Matrix{type, panel, nullptr, nullptr, nullptr, inputs, PANEL}, 0, x, stride, tokens, sums);
-#endif
+  const Matrix matrix{type, panel, nullptr, nullptr, nullptr, inputs, PANEL};
+  if constexpr (INPUTS<type> == DEPTH<Cell>) {
+    multiply<type>(matrix, 0, reinterpret_cast<const Cell*>(x), stride / DEPTH<Cell>, tokens, sums);
+  } else {
+    std::vector<Cell> cells(tokens * inputs);
+    for (int64_t t = 0; t < tokens; ++t)
+      each_lane(inputs, [&](int64_t i, auto at) { at.store(cells.data() + t * inputs + i, at.load(x + t * stride + i)); });
+    multiply<type>(matrix, 0, static_cast<const Cell*>(cells.data()), inputs, tokens, sums);
+  }
 }
 
-#define OF(T)                                                                          \
-  template void product(Threads&, const Matrix&, const T*, int64_t, T*, char*);        \
+#define OF(T)                                                                   \
+  template int64_t product_bytes<T>(const Matrix&, int64_t);                    \
+  template void product(Threads&, const Matrix&, const T*, int64_t, T*, char*); \
   template void multiply_panel(const void*, const T*, int64_t, int64_t, int64_t, float*);
 OF(float)
 OF(bf16)

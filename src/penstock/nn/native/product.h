@@ -7,13 +7,14 @@
 
 namespace penstock {
 
-// Whether products of this CPU round tokens to 8 bits for matrices of 8 and 4; else codes are widened, and tokens stay.
-bool rounds_tokens();
+// Whether this CPU multiplies bytes, so that rounding tokens to 8 bits for matrices of 8 and 4 gains time.
+bool multiplies_integers();
 
 // Whether the CPU's matrix tiles compute the products of many tokens.
 bool is_tiled(Numbers type);
 
-// Bytes that a product needs to round its tokens in.
+// Bytes that a product needs for its tokens: rounded, or as the CPU multiplies them.
+template <class T>
 int64_t product_bytes(const Matrix& matrix, int64_t tokens);
 
 // out = x matrix + bias; x is [tokens, inputs], out [tokens, outputs], memory has `product_bytes`.

@@ -1,110 +1,235 @@
-// Products of tokens with panels of any numbers in float32, for CPUs that multiply no smaller ones: panels are widened a
-// block of inputs at a time, once for up to 48 tokens, and multiplied from the first cache.
+// Products of tokens with panels of any numbers. Tokens stay as they are: what a panel holds is widened to what the CPU
+// multiplies, a `Cell` (tile.h): a float32, or two bfloat16 where tokens are bfloat16 and the CPU multiplies those.
 //
-// Of bfloat16 that is exact, and tokens stay as they are whatever the matrix: codes of 8 and 4 bits are widened likewise. So
-// fewer bits read less memory, and cost no more arithmetic than float32 where tokens are many. An output's sum runs over its
-// inputs in one order, in one register, whatever the number of tokens: the result of a token does not depend on its
-// neighbours.
+//   up to FEW tokens    cells are widened in registers, and multiplied at once: the time is that of reading memory
+//   more tokens         a block of a panel is widened once for up to MOST_TOKENS, and multiplied from the first cache
+//
+// Codes are exact as float32 and as bfloat16, and sums are float32. The scales of int8 are applied to sums; those of int4 to
+// each float32, which is exact too, but where cells are pairs to the sum of each group: one instruction in sixteen more. So
+// fewer bits read less memory, and cost little more arithmetic. An output's sum runs over its inputs in one order whatever the
+// number of tokens: a token's result does not depend on its neighbours.
 #pragma once
+
+#include <optional>
 
 #include "matrix.h"
 #include "panels.h"
+#include "tile.h"
 
 namespace penstock {
 
-constexpr int64_t BLOCK = 64;         // inputs: 8 KiB of a widened panel
-constexpr int64_t WIDE_TOKENS = 48;   // of a widened block
-constexpr int PARTS = PANEL / LANES;  // vectors of an input of a panel
-constexpr int TILE_TOKENS = REGISTERS == 32 ? 12 : 6;
+template <class T>
+using CellOf = typename tile::CellOf<T>::type;
 
-static_assert(BLOCK % GROUP == 0);
+template <class Cell>
+using LaneOf = typename tile::Product<Cell>::Lane;
 
-[[gnu::always_inline]] inline Vec lower(Ints x) { return (Floats)(x << 16); }
-[[gnu::always_inline]] inline Vec upper(Ints x) { return (Floats)(x & ~0xffff); }
+template <class Cell>
+constexpr int64_t DEPTH = tile::Product<Cell>::DEPTH;  // inputs of a cell
 
-// Inputs [first, first + count) of a panel as float32, [count][PANEL]; where they lie, or in `room`.
+constexpr int64_t MOST_TOKENS = 96;
+constexpr int64_t FEW = REGISTERS == 32 ? 4 : 2;
+using Tiles = std::conditional_t<REGISTERS == 32, Sizes<12, 8, 4, 2, 1>, Sizes<6, 4, 2, 1>>;
+using FewTiles = std::conditional_t<REGISTERS == 32, Sizes<4, 3, 2, 1>, Sizes<2, 1>>;
+
 template <Numbers type>
-const float* widen(const Matrix& matrix, int64_t panel, int64_t first, int64_t count, float* room) {
+constexpr int64_t INPUTS = type == Numbers::FLOAT ? 1 : type == Numbers::BFLOAT16 ? 2 : 4;  // of a unit
+template <Numbers type>
+constexpr int64_t BYTES = type == Numbers::INT4 ? 2 * PANEL : 4 * PANEL;  // of a unit of all outputs of a panel
+template <Numbers type, class Cell>
+constexpr bool SUMS_GROUPS = type == Numbers::INT4 && DEPTH<Cell> == 2;
+template <Numbers type, class Cell>
+constexpr int64_t BLOCK = SUMS_GROUPS<type, Cell> ? GROUP : 128;  // inputs
+constexpr float UNIT_8 = 0x1p-24f;                                // of the codes of 8 bits, which are widened as the highest byte
+template <class Cell>
+constexpr float UNIT_4 = DEPTH<Cell> == 1 ? 0x1p-28f : 1.0f;
+
+template <Numbers type>
+const char* panel_of(const Matrix& matrix, int64_t panel) {
+  return static_cast<const char*>(matrix.panels) + panel * (matrix.inputs / INPUTS<type>) * BYTES<type>;
+}
+
+#ifdef __AVX512BF16__
+// bfloat16 of codes 0 to 15, which stand for -8 to 7, four inputs of 16 outputs: pairs of the first two, and of the last.
+[[gnu::always_inline]] inline void to_pairs(__m512i codes, __m512i& first, __m512i& last) {
+  const __m512i low = _mm512_broadcast_i32x4(_mm_setr_epi8(0, -32, -64, -96, -128, 64, 0, -128, 0, -128, 0, 64, -128, -96, -64, -32));
+  const __m512i high = _mm512_broadcast_i32x4(_mm_setr_epi8(-63, -64, -64, -64, -64, -64, -64, -65, 0, 63, 64, 64, 64, 64, 64, 64));
+  const __m512i of_low = _mm512_shuffle_epi8(low, codes), of_high = _mm512_shuffle_epi8(high, codes);
+  first = _mm512_unpacklo_epi8(of_low, of_high), last = _mm512_unpackhi_epi8(of_low, of_high);
+}
+#endif
+
+// The scales of a group of a panel of int4, of codes as they are widened.
+template <class Cell>
+struct GroupScales {
+  alignas(64) float of[PANEL];
+  GroupScales(const Matrix& matrix, int64_t panel, int64_t group) {
+    const auto* from = static_cast<const bf16*>(matrix.scales) + (panel * matrix.groups() + group) * PANEL;
+    for (int64_t n = 0; n < PANEL; n += LANES) (Vec::load(from + n) * Vec(UNIT_4<Cell>)).store(of + n);
+  }
+  Vec part(int part) const { return Vec::load(of + part * LANES); }
+};
+
+// Call body(cell, part of the panel, its lane) for one unit, the cells of a part in their order.
+template <Numbers type, class Cell, class Body>
+[[gnu::always_inline]] inline void each_cell(const char* unit, [[maybe_unused]] const GroupScales<Cell>* scales, const Body& body) {
+  // of four numbers, whose lower halves are 0 where they make pairs
+  const auto give = [&](int part, Ints a, Ints b, Ints c, Ints d) __attribute__((always_inline)) {
+    if constexpr (DEPTH<Cell> == 1) {
+      const Vec scale = scales ? scales->part(part) : Vec(1.0f);
+      const auto number = [&](Ints x) __attribute__((always_inline)) { return type == Numbers::INT4 ? Vec::of(x) * scale : Vec::of(x); };
+      body(0, part, number(a)), body(1, part, number(b)), body(2, part, number(c)), body(3, part, number(d));
+    } else {
+      const auto pair = [](Ints low, Ints high) __attribute__((always_inline)) {
+        return (LaneOf<Cell>)(((Unsigned)Vec::of(low).v >> 16) | (Unsigned)Vec::of(high).v);
+      };
+      body(0, part, pair(a, b)), body(1, part, pair(c, d));
+    }
+  };
   if constexpr (type == Numbers::FLOAT) {
-    return static_cast<const float*>(matrix.panels) + (panel * matrix.inputs + first) * PANEL;
+    for (int part = 0; part < PARTS; ++part) body(0, part, Vec::load(reinterpret_cast<const float*>(unit) + part * LANES));
   } else if constexpr (type == Numbers::BFLOAT16) {
-    const auto* from = static_cast<const int32_t*>(matrix.panels) + (panel * matrix.inputs + first) / 2 * PANEL;
-    for (int64_t i = 0; i < count; i += 2, from += PANEL)
-      for (int j = 0; j < PANEL; j += LANES) {
-        const Ints both = load_as<Ints>(from + j);
-        lower(both).store(room + i * PANEL + j);
-        upper(both).store(room + (i + 1) * PANEL + j);
-      }
-  } else if constexpr (type == Numbers::INT8) {
-    const auto* from = static_cast<const int32_t*>(matrix.panels) + (panel * matrix.inputs + first) / 4 * PANEL;
-    for (int64_t i = 0; i < count; i += 4, from += PANEL)
-      for (int j = 0; j < PANEL; j += LANES) {
-        const Ints four = load_as<Ints>(from + j);
-#pragma GCC unroll 4
-        for (int k = 0; k < 4; ++k) Vec::of((four << (24 - 8 * k)) >> 24).store(room + (i + k) * PANEL + j);
-      }
-  } else {  // four inputs of outputs r and r + 16 in 4 bytes
-    const auto* from = static_cast<const int32_t*>(matrix.panels) + (panel * matrix.inputs + first) / 8 * PANEL;
-    const auto* scales = static_cast<const bf16*>(matrix.scales) + (panel * matrix.inputs + first) / GROUP * PANEL;
-    for (int64_t i = 0; i < count; i += 4, from += PANEL / 2) {
-      const bf16* scale = scales + i / GROUP * PANEL;
-      for (int j = 0; j < PANEL / 2; j += LANES) {
-        const Ints eight = load_as<Ints>(from + j);
-        const Vec low = Vec::load(scale + j), high = Vec::load(scale + PANEL / 2 + j);
-#pragma GCC unroll 4
-        for (int k = 0; k < 4; ++k) {
-          float* to = room + (i + k) * PANEL + j;
-          (Vec::of(((eight >> 8 * k) & 15) - 8) * low).store(to);
-          (Vec::of(((eight >> (8 * k + 4)) & 15) - 8) * high).store(to + PANEL / 2);
-        }
+    for (int part = 0; part < PARTS; ++part) {
+      const Ints both = load_as<Ints>(unit + part * sizeof(Ints));
+      if constexpr (DEPTH<Cell> == 2) {
+        body(0, part, (LaneOf<Cell>)both);
+      } else {
+        body(0, part, Vec((Floats)(both << 16)));
+        body(1, part, Vec((Floats)(both & ~0xffff)));
       }
     }
+  } else if constexpr (type == Numbers::INT8) {
+    for (int part = 0; part < PARTS; ++part) {
+      const Ints codes = load_as<Ints>(unit + part * sizeof(Ints));
+      give(part, as_top_byte<0>(codes), as_top_byte<1>(codes), as_top_byte<2>(codes), as_top_byte<3>(codes));
+    }
+  } else if constexpr (DEPTH<Cell> == 2) {
+#ifdef __AVX512BF16__
+    const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+    const __m512i half = _mm512_set1_epi8(15), both = _mm512_shuffle_epi8(_mm512_loadu_si512(unit), order);
+    __m512i first, last;
+    to_pairs(_mm512_and_si512(both, half), first, last);
+    body(0, 0, first), body(1, 0, last);
+    to_pairs(_mm512_and_si512(_mm512_srli_epi16(both, 4), half), first, last);
+    body(0, 1, first), body(1, 1, last);
+#endif
+  } else {
+    for (int part = 0; part < PARTS / 2; ++part) {
+      const Ints codes = load_as<Ints>(unit + part * sizeof(Ints)) ^ static_cast<int32_t>(0x88888888);  // of two's complement
+      const Ints a = as_top_byte<0>(codes), b = as_top_byte<1>(codes), c = as_top_byte<2>(codes), d = as_top_byte<3>(codes);
+      const int32_t upper = static_cast<int32_t>(0xf0000000);
+      give(part, a << 4, b << 4, c << 4, d << 4);
+      give(part + PARTS / 2, a & upper, b & upper, c & upper, d & upper);
+    }
+  }
+}
+
+// sums [tokens][PANEL] = tokens x panel, of up to FEW; x has `stride` cells per token.
+template <Numbers type, int tokens, class Cell>
+void multiply_few(const Matrix& matrix, int64_t panel, const Cell* x, int64_t stride, float* sums) {
+  constexpr int64_t CELLS = INPUTS<type> / DEPTH<Cell>;
+  constexpr bool HAS_GROUPS = type == Numbers::INT4;
+  const int64_t units = matrix.inputs / INPUTS<type>, of_run = HAS_GROUPS ? GROUP / INPUTS<type> : units;
+  const char* unit = panel_of<type>(matrix, panel);
+  Vec total[tokens][PARTS], own[tokens][PARTS];
+  for (int64_t run = 0, u = 0; u < units; ++run) {
+    std::optional<GroupScales<Cell>> scales;
+    if constexpr (HAS_GROUPS) scales.emplace(matrix, panel, run);
+    for (const int64_t end = std::min(units, u + of_run); u < end; ++u, unit += BYTES<type>) {
+      for (int64_t line = 0; line < BYTES<type>; line += 64) prefetch<true>(unit + AHEAD + line);
+      each_cell<type, Cell>(unit, HAS_GROUPS ? &*scales : nullptr, [&](int k, int part, auto lane) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+        for (int t = 0; t < tokens; ++t)
+          own[t][part] = tile::Product<Cell>::add(tile::Product<Cell>::broadcast(x + t * stride + u * CELLS + k), lane, own[t][part]);
+      });
+    }
+    if constexpr (SUMS_GROUPS<type, Cell>)
+      for (int t = 0; t < tokens; ++t)
+        for (int part = 0; part < PARTS; ++part)
+          total[t][part] = Vec::fma(own[t][part], scales->part(part), total[t][part]), own[t][part] = Vec();
+  }
+  for (int t = 0; t < tokens; ++t)
+    for (int part = 0; part < PARTS; ++part)
+      (SUMS_GROUPS<type, Cell> ? total : own)[t][part].store(sums + t * PANEL + part * LANES);
+}
+
+// sums [tokens][PANEL] += tokens x a widened block, times `scales` if there are any; each sum is in one register meanwhile.
+template <int tokens, class Cell>
+void add_block(const Cell* block, const Cell* x, int64_t stride, int64_t depth, const float* scales, float* sums) {
+  using Product = tile::Product<Cell>;
+  constexpr int WIDE = tokens <= 3 ? std::min(PARTS, 4) : 2;
+  for (int begin = 0; begin < PANEL; begin += WIDE * LANES) {
+    Vec own[tokens][WIDE];
+    if (!scales) {
+#pragma GCC unroll 12
+      for (int t = 0; t < tokens; ++t)
+#pragma GCC unroll 4
+        for (int j = 0; j < WIDE; ++j) own[t][j] = Vec::load(sums + t * PANEL + begin + j * LANES);
+    }
+    for (int64_t k = 0; k < depth; ++k) {
+      LaneOf<Cell> right[WIDE];
+#pragma GCC unroll 4
+      for (int j = 0; j < WIDE; ++j) right[j] = Product::load(block + k * PANEL + begin + j * LANES);
+#pragma GCC unroll 12
+      for (int t = 0; t < tokens; ++t) {
+        const auto left = Product::broadcast(x + t * stride + k);
+#pragma GCC unroll 4
+        for (int j = 0; j < WIDE; ++j) own[t][j] = Product::add(left, right[j], own[t][j]);
+      }
+    }
+#pragma GCC unroll 12
+    for (int t = 0; t < tokens; ++t)
+#pragma GCC unroll 4
+      for (int j = 0; j < WIDE; ++j) {
+        float* to = sums + t * PANEL + begin + j * LANES;
+        (scales ? Vec::fma(own[t][j], Vec::load(scales + begin + j * LANES), Vec::load(to)) : own[t][j]).store(to);
+      }
+  }
+}
+
+// Inputs [first, first + count) of a panel as cells, [count][PANEL]; where they lie, or in `room`.
+template <Numbers type, class Cell>
+const Cell* widen(const Matrix& matrix, int64_t panel, int64_t first, int64_t count, Cell* room) {
+  const char* unit = panel_of<type>(matrix, panel) + first / INPUTS<type> * BYTES<type>;
+  const int64_t units = count / INPUTS<type>;
+  if constexpr (INPUTS<type> == DEPTH<Cell>) {
+    for (int64_t line = 0; line < units * BYTES<type>; line += 64) prefetch<false>(unit + AHEAD + line);
+    return reinterpret_cast<const Cell*>(unit);
+  }
+  Cell* to = room;
+  constexpr int64_t of_group = GROUP / INPUTS<type>;
+  std::optional<GroupScales<Cell>> scales;
+  for (int64_t u = 0; u < units; ++u, unit += BYTES<type>, to += INPUTS<type> / DEPTH<Cell> * PANEL) {
+    if constexpr (type == Numbers::INT4)
+      if (u % of_group == 0) scales.emplace(matrix, panel, first / GROUP + u / of_group);
+    for (int64_t line = 0; line < BYTES<type>; line += 64) prefetch<false>(unit + AHEAD + line);
+    each_cell<type, Cell>(unit, type == Numbers::INT4 ? &*scales : nullptr, [&](int k, int part, auto lane) __attribute__((always_inline)) {
+      std::memcpy(to + k * PANEL + part * LANES, &lane, sizeof lane);
+    });
   }
   return room;
 }
 
-// sums [tokens][PANEL] += tokens x a widened block; each sum is in one register meanwhile.
-template <int tokens>
-void add_block(const float* panel, const float* x, int64_t stride, int64_t inputs, float* sums) {
-  constexpr int WIDE = tokens <= TILE_TOKENS / 2 ? std::min(PARTS, 4) : 2;
-  for (int part = 0; part < PANEL; part += WIDE * LANES) {
-    Vec own[tokens][WIDE];
-#pragma GCC unroll 12
-    for (int t = 0; t < tokens; ++t)
-#pragma GCC unroll 4
-      for (int j = 0; j < WIDE; ++j) own[t][j] = Vec::load(sums + t * PANEL + part + j * LANES);
-    for (int64_t i = 0; i < inputs; ++i) {
-      Vec right[WIDE];
-#pragma GCC unroll 4
-      for (int j = 0; j < WIDE; ++j) right[j] = Vec::load(panel + i * PANEL + part + j * LANES);
-#pragma GCC unroll 12
-      for (int t = 0; t < tokens; ++t) {
-        const Vec left(x[t * stride + i]);
-#pragma GCC unroll 4
-        for (int j = 0; j < WIDE; ++j) own[t][j] = Vec::fma(left, right[j], own[t][j]);
-      }
-    }
-#pragma GCC unroll 12
-    for (int t = 0; t < tokens; ++t)
-#pragma GCC unroll 4
-      for (int j = 0; j < WIDE; ++j) own[t][j].store(sums + t * PANEL + part + j * LANES);
-  }
-}
-
-// sums [tokens][PANEL] = tokens x panel, of up to WIDE_TOKENS; x has `stride` numbers per token.
-template <Numbers type, class T>
-void multiply_widened(const Matrix& matrix, int64_t panel, const T* x, int64_t stride, int64_t tokens, float* sums) {
-  alignas(64) float right[BLOCK * PANEL], left[WIDE_TOKENS * BLOCK];
+// sums [tokens][PANEL] = tokens x panel, of up to MOST_TOKENS; x has `stride` cells per token.
+template <Numbers type, class Cell>
+void multiply(const Matrix& matrix, int64_t panel, const Cell* x, int64_t stride, int64_t tokens, float* sums) {
+  if (tokens <= FEW)
+    return FewTiles::each(tokens, [&](int64_t t, auto size) { multiply_few<type, size>(matrix, panel, x + t * stride, stride, sums + t * PANEL); });
+  constexpr int64_t SIZE = BLOCK<type, Cell>;
+  alignas(64) Cell room[SIZE / DEPTH<Cell> * PANEL];
   std::fill_n(sums, tokens * PANEL, 0.0f);
-  for (int64_t first = 0; first < matrix.inputs; first += BLOCK) {
-    const int64_t count = std::min(BLOCK, matrix.inputs - first);
-    const float* block = widen<type>(matrix, panel, first, count, right);
-    for (int64_t t = 0; t < tokens; ++t)
-      each_lane(count, [&](int64_t i, auto at) { at.store(left + t * BLOCK + i, at.load(x + t * stride + first + i)); });
-    for (int64_t t = 0; t < tokens; t += TILE_TOKENS)
-      with_constant<TILE_TOKENS>(std::min<int64_t>(tokens - t, TILE_TOKENS), [&](auto number) {
-        add_block<number>(block, left + t * BLOCK, BLOCK, count, sums + t * PANEL);
+  for (int64_t first = 0; first < matrix.inputs; first += SIZE) {
+    const int64_t count = std::min(SIZE, matrix.inputs - first);
+    const Cell* block = widen<type>(matrix, panel, first, count, room);
+    const auto add = [&](const float* scales) {
+      Tiles::each(tokens, [&](int64_t t, auto size) {
+        add_block<size>(block, x + t * stride + first / DEPTH<Cell>, stride, count / DEPTH<Cell>, scales, sums + t * PANEL);
       });
+    };
+    if constexpr (SUMS_GROUPS<type, Cell>)
+      add(GroupScales<Cell>(matrix, panel, first / GROUP).of);
+    else
+      add(nullptr);
   }
 }
 
@@ -119,16 +244,42 @@ void store_tile(const Matrix& matrix, int64_t panel, int64_t first, int64_t coun
   }
 }
 
-// out = x matrix + bias.
+// Store a tile of sums of widened numbers.
 template <Numbers type, class T>
-void multiply_wide(Threads& threads, const Matrix& matrix, const T* x, int64_t tokens, T* out) {
-  each_tile(threads, WIDE_TOKENS, tokens, matrix.outputs, matrix.inputs, [&](int64_t panel, int64_t first, int64_t count) {
-    alignas(64) float sums[WIDE_TOKENS * PANEL];
-    multiply_widened<type>(matrix, panel, x + first * matrix.inputs, matrix.inputs, count, sums);
-    store_tile(matrix, panel, first, count, out, [&](int64_t t, int64_t n) {
-      const Vec sum = Vec::load(sums + t * PANEL + n % PANEL);
-      return type == Numbers::INT8 ? sum * Vec::load(static_cast<const float*>(matrix.scales) + n) : sum;
+void store_sums(const Matrix& matrix, int64_t panel, int64_t first, int64_t count, const float* sums, T* out) {
+  store_tile(matrix, panel, first, count, out, [&](int64_t t, int64_t n) {
+    const Vec sum = Vec::load(sums + t * PANEL + n % PANEL);
+    if constexpr (type == Numbers::INT8)
+      return sum * (Vec::load(static_cast<const float*>(matrix.scales) + n) * Vec(UNIT_8));
+    return sum;
+  });
+}
+
+// Bytes of the tokens as cells; 0: they are cells as they lie.
+template <class T>
+int64_t cell_bytes(int64_t tokens, int64_t inputs) {
+  return sizeof(T) * DEPTH<CellOf<T>> == sizeof(CellOf<T>) ? 0 : tokens * inputs * sizeof(CellOf<T>);
+}
+
+// out = x matrix + bias; memory has `cell_bytes`.
+template <Numbers type, class T>
+void multiply_wide(Threads& threads, const Matrix& matrix, const T* x, int64_t tokens, T* out, char* memory) {
+  using Cell = CellOf<T>;
+  const auto* cells = reinterpret_cast<const Cell*>(x);
+  if (cell_bytes<T>(tokens, matrix.inputs)) {
+    auto* to = reinterpret_cast<float*>(memory);
+    threads.each(tokens, grain_of(matrix.inputs), [&](int64_t begin, int64_t end) {
+      each_lane((end - begin) * matrix.inputs, [&](int64_t i, auto at) {
+        at.store(to + begin * matrix.inputs + i, at.load(x + begin * matrix.inputs + i));
+      });
     });
+    cells = reinterpret_cast<const Cell*>(memory);
+  }
+  const int64_t stride = matrix.inputs / DEPTH<Cell>;
+  each_tile(threads, MOST_TOKENS, tokens, matrix.outputs, matrix.inputs, [&](int64_t panel, int64_t first, int64_t count) {
+    alignas(64) float sums[MOST_TOKENS * PANEL];
+    multiply<type>(matrix, panel, cells + first * stride, stride, count, sums);
+    store_sums<type>(matrix, panel, first, count, sums, out);
   });
 }
 

@@ -13,6 +13,7 @@
 #include "attention.h"
 #include "matrix.h"
 #include "page_rows.h"
+#include "product.h"
 
 namespace penstock {
 
@@ -78,12 +79,14 @@ inline Matrix matrix_of(at::ScalarType tokens, const at::Tensor& panels, const O
               " outputs");
   TORCH_CHECK(!bias || (bias->scalar_type() == tokens && bias->numel() == outputs && bias->is_contiguous()),
               "linear: a bias of other outputs or another type");
+  TORCH_CHECK(is_float == !scales && (!is_float || !offsets), "linear: scales or offsets for panels of ", type);
   if (type == at::kChar)
-    TORCH_CHECK(scales && offsets && scales->scalar_type() == at::kFloat && scales->numel() == count * 32 &&
-                offsets->scalar_type() == at::kInt && offsets->numel() == count * 32, "linear_int8: its matrix");
+    TORCH_CHECK(scales->scalar_type() == at::kFloat && scales->numel() == count * 32 &&
+                (!offsets || (offsets->scalar_type() == at::kInt && offsets->numel() == count * 32)), "linear: its matrix of int8");
   if (type == at::kByte)
-    TORCH_CHECK(scales && scales->scalar_type() == at::kBFloat16 && inputs % GROUP == 0 &&
-                scales->numel() == count * inputs, "linear_int4: its matrix");
+    TORCH_CHECK(scales->scalar_type() == at::kBFloat16 && scales->numel() == count * 32 * ((inputs + GROUP - 1) / GROUP) &&
+                (!offsets || offsets->scalar_type() == at::kInt), "linear: its matrix of int4");
+  TORCH_CHECK(!offsets || multiplies_integers(), "linear: this CPU does not multiply integers, so tokens are not rounded");
   const Numbers numbers = type == at::kFloat      ? Numbers::FLOAT
                           : type == at::kBFloat16 ? Numbers::BFLOAT16
                           : type == at::kChar     ? Numbers::INT8

@@ -36,6 +36,7 @@ constexpr int LANES = 4, REGISTERS = 16;
 
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Unsigned __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
@@ -78,6 +79,21 @@ template <class V, class T>
   return (Bytes)_mm_cvtsi128_si64(_mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
 #else
   return __builtin_convertvector(x, Bytes);
+#endif
+}
+
+// Byte k of each, as the highest of its number; the others are 0.
+template <int k>
+[[gnu::always_inline]] inline Ints as_top_byte(Ints x) {
+  if constexpr (k == 3) return x & static_cast<int32_t>(0xff000000);
+#if defined(__AVX512BW__)
+  return (Ints)_mm512_shuffle_epi8((__m512i)x, _mm512_set4_epi32(static_cast<int>(0x0c808080 + (k << 24)), static_cast<int>(0x08808080 + (k << 24)),
+                                                                 static_cast<int>(0x04808080 + (k << 24)), static_cast<int>(0x00808080 + (k << 24))));
+#elif defined(__AVX2__)
+  return (Ints)_mm256_shuffle_epi8((__m256i)x, _mm256_broadcastsi128_si256(_mm_set_epi32(0x0c808080 + (k << 24), 0x08808080 + (k << 24),
+                                                                                         0x04808080 + (k << 24), 0x00808080 + (k << 24))));
+#else
+  return (x << (24 - 8 * k)) & static_cast<int32_t>(0xff000000);
 #endif
 }
 
