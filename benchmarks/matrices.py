@@ -9,11 +9,13 @@ On a machine with other work set OMP_NUM_THREADS=1: CPU seconds are measured the
 The exports are for CPUs without AVX-512, on one that has it.
 
 Speed: all linear layers of a 125M Llama, one after the other, for 1 to 512 tokens: the least time over the
-rounds, ways interleaved. `torch_float32` and `torch_bfloat16` are `nn.Linear`, `onednn` the latter packed
-by PyTorch's operator. The other ways are ours; int8 and int4 take tokens of bfloat16, which they round to 8
-bits if `rounds_tokens` says so. `times_torch` is how often a way is as fast as torch's best way to the same
-answer; of int8 and int4, as torch's best of all. `read` is the time in which this machine reads as many
-bytes as bfloat16 has, measured in the same rounds.
+rounds, ways interleaved. Ours are `float32` and `bfloat16`; `int8` and `int4`, weight-only, with tokens of
+bfloat16; the same with tokens of float32; and `int8_rounded` and `int4_rounded`, which round tokens to 8 bits
+(`activations="int8"`), on CPUs with VNNI. `torch_float32` and `torch_bfloat16` are `nn.Linear`, `onednn` the
+latter packed by PyTorch's operator, `torch_int8` and `torch_int4` its weight-only products. `times_torch` is how
+often a way is as fast as torch's best way to the same answer: with exact tokens of the same dtype, and for fewer
+bits also more. `read` is the time in which this machine reads as many bytes as bfloat16 has, measured in the
+same rounds.
 
 Accuracy: a byte-level model of 0.8 million parameters, trained here on the source code of Python's standard
 library; perplexity per byte of other files of it, with each kind of weights.
@@ -23,6 +25,7 @@ import argparse
 import copy
 import math
 import sysconfig
+from functools import partial
 from pathlib import Path
 from time import thread_time
 
@@ -36,8 +39,10 @@ from penstock.core.clock import monotonic
 from penstock.engine.model_runner.serving_layers import convert, fuse, prepare
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
+from penstock.nn.linear.adapter_config import GROUP
 from penstock.nn.linear.packed import can_multiply, packed
-from penstock.nn.linear.quantized import Int4Linear, Int8Linear, rounds_tokens
+from penstock.nn.linear.quantized import Int4Linear, Int8Linear, multiplies_integers
+from penstock.nn.linear.rounding import to_int4, to_int8
 
 LAYER = ((2304, 768), (768, 768), (4096, 768), (768, 2048))
 NUM_LAYERS, VOCAB = 12, 32000
@@ -60,13 +65,51 @@ class OneDnnLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.matrix, None, "none", [], "")
 
 
+class TorchInt8Linear(nn.Module):
+    """PyTorch's weight-only product of int8."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.in_features = linear.in_features
+        self.codes, scales = to_int8(linear.weight)
+        self.scales = scales.bfloat16()
+
+    def forward(self, x):
+        """Apply the layer."""
+        return torch._weight_int8pack_mm(x, self.codes, self.scales)
+
+
+class TorchInt4Linear(nn.Module):
+    """PyTorch's weight-only product of int4 with groups."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.in_features = linear.in_features
+        codes, scales = to_int4(linear.weight)
+        self.codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 2)
+        self.scales = torch.stack([scales, torch.zeros_like(scales)], 2).transpose(0, 1).contiguous()
+
+    def forward(self, x):
+        """Apply the layer."""
+        return torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.codes, GROUP, self.scales)
+
+
 OURS = {
     "float32": (torch.float32, packed),
+    "int8_of_float32": (torch.float32, Int8Linear),
+    "int4_of_float32": (torch.float32, Int4Linear),
     "bfloat16": (torch.bfloat16, packed),
     "int8": (torch.bfloat16, Int8Linear),
     "int4": (torch.bfloat16, Int4Linear),
 }
 """Way -> dtype of the tokens, and what makes the layer."""
+ROUNDED = {
+    "int8_rounded": (torch.bfloat16, partial(Int8Linear, rounds=True)),
+    "int4_rounded": (torch.bfloat16, partial(Int4Linear, rounds=True)),
+}
+"""As `OURS`, for CPUs that multiply integers."""
+PEERS = {"int8": ("torch_int8",), "int4": ("torch_int8", "torch_int4")}
+"""Bits of our way -> torch's ways to the same answer besides those of more bits."""
 
 
 def torch_ways():
@@ -74,6 +117,8 @@ def torch_ways():
     ways = {
         "torch_float32": (torch.float32, lambda layer: layer),
         "torch_bfloat16": (torch.bfloat16, lambda layer: layer),
+        "torch_int8": (torch.bfloat16, TorchInt8Linear),
+        "torch_int4": (torch.bfloat16, TorchInt4Linear),
     }
     if torch.cpu._is_avx512_bf16_supported() and not env.native_baseline():
         ways["onednn"] = (torch.bfloat16, OneDnnLinear)
@@ -86,10 +131,10 @@ def speed(rounds, tokens):
     sizes = [*LAYER * NUM_LAYERS, (VOCAB, 768)]
     plain = [nn.Linear(i, o, bias=False).requires_grad_(False) for o, i in sizes]
     of_dtype = {torch.float32: plain, torch.bfloat16: [copy.deepcopy(layer).bfloat16() for layer in plain]}
-    peers = torch_ways()
+    peers, ours = torch_ways(), OURS | (ROUNDED if multiplies_integers() else {})
     ways = {
         name: (dtype, [make(layer) for layer in of_dtype[dtype]])
-        for name, (dtype, make) in (peers | OURS).items()
+        for name, (dtype, make) in (peers | ours).items()
     }
     read = torch.ones(sum(layer.weight.numel() for layer in plain) // 2)  # bytes of bfloat16, in float32
     figures = []
@@ -104,7 +149,7 @@ def speed(rounds, tokens):
                     best[name], seconds(lambda layers=layers, x=x, dtype=dtype: run(layers, x, dtype))
                 )
             best["read"] = min(best["read"], seconds(read.amax))
-        ratios = {name: round(least(best, peers, name) / best[name], 2) for name in OURS}
+        ratios = {name: round(least(best, peers, name) / best[name], 2) for name in ours}
         figures.append(
             {
                 "tokens": count,
@@ -118,7 +163,10 @@ def speed(rounds, tokens):
 
 def least(best, peers, way):
     """Return the time of torch's best way to what `way` computes."""
-    return min(best[name] for name in peers if way != "float32" or name == "torch_float32")
+    if way.endswith("float32"):
+        return best["torch_float32"]
+    found = {"torch_float32", "torch_bfloat16", "onednn", *PEERS.get(way.partition("_")[0], ())}
+    return min(best[name] for name in peers if name in found)
 
 
 def run(layers, x, dtype):
@@ -208,7 +256,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 4, 16, 64, 512])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 128, 512])
     parser.add_argument("--steps", type=int, default=600, help="of training; 0: speed only")
     parser.add_argument("--rows", type=int, default=512)
     arguments = parser.parse_args()
@@ -219,7 +267,7 @@ def main():
         "torch_for": torch.backends.cpu.get_cpu_capability(),
         "flags": sorted(FLAGS & set(env.cpu_features().split())),
         "operators": can_multiply(torch.zeros(())),
-        "rounds_tokens": rounds_tokens(),
+        "multiplies_integers": multiplies_integers(),
         "speed": speed(arguments.rounds, arguments.tokens),
     }
     if arguments.steps:

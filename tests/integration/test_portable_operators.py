@@ -18,7 +18,7 @@ import sys
 import pytest
 from penstock.nn import native
 assert native.is_available()
-assert not native.torch.ops.penstock.rounds_tokens()
+assert not native.torch.ops.penstock.multiplies_integers()
 sys.exit(pytest.main(["-q", "-x", "-n", "0", *sys.argv[1:]]))
 """
 PATHS = [f"tests/unit/nn/test_{name}.py" for name in ("paged", "native_rows", "serving_linears")]

@@ -101,7 +101,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--adapter", metavar="[NAME=]FOLDER", help="a LoRA adapter of this model, saved by PEFT"
     )
     tasks.add_argument("--out", type=Path, metavar="FILE", help="write the results as JSON")
-    add_fields(tasks, EngineConfig, "weights", "device", "max_context", max_sequences="--batch")
+    add_fields(
+        tasks, EngineConfig, "weights", "activations", "device", "max_context", max_sequences="--batch"
+    )
 
 
 _OPTIONS = tuple(field.name for field in fields(EvaluationOptions))

@@ -21,7 +21,7 @@ from penstock.core.errors import UsageError
 from penstock.engine.config import EngineConfig
 from penstock.engine.sampling_params import Params, Sampling
 
-MODEL_FIELDS = ("device", "weights", "cache", "max_context", "drafts", "num_drafts")
+MODEL_FIELDS = ("device", "weights", "activations", "cache", "max_context", "drafts", "num_drafts")
 """Of `EngineConfig`: options of all commands that open an engine."""
 
 _METAVARS: dict[type, str] = {int: "N", float: "X", str: "TEXT"}

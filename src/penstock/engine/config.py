@@ -9,7 +9,8 @@ from typing import Literal, get_args
 from penstock.core.checks import check_whole, is_number
 from penstock.core.errors import ConfigError
 
-Weights = Literal["stored", "float32", "bfloat16", "int8", "int4", "float8"]
+Weights = Literal["stored", "auto", "float32", "bfloat16", "int8", "int4", "float8"]
+Activations = Literal["stored", "int8"]
 Cache = Literal["auto", "int8"]
 Compile = Literal["auto", "on", "off"]
 
@@ -21,7 +22,17 @@ class EngineConfig:
     device: str | None = None
     """Device, such as `cpu` or `cuda:1`; None: the first GPU if there is one, else the CPU."""
     weights: Weights = "stored"
-    """Format of the blocks' weight matrices; 8- and 4-bit formats are quantized when a model opens."""
+    """Format of the weight matrices; 8- and 4-bit formats are quantized when a model opens; auto: the fastest
+    on this machine whose answers are close to the stored ones.
+
+    int8 and int4 are weight-only: activations stay exact. auto is int8 on CPUs with the C++ operators,
+    with activations in bfloat16 if the CPU multiplies those; bfloat16, or else float32, on CPUs without them;
+    and on GPUs the stored format, bfloat16 instead of float32."""
+    activations: Activations = "stored"
+    """Activations in products with int8 and int4 matrices; stored: as they are; int8: rounded to 8 bits, for
+    CPUs with VNNI.
+
+    Each token has its own scale. Rounding gains time where a step has many tokens, and changes answers."""
     compile: Compile = "auto"
     """CUDA graphs of decode steps, and torch.compile of the blocks; auto: graphs of uncompiled blocks on
     NVIDIA GPUs, nothing elsewhere; on: compiled blocks, which are slower on CPUs; off: neither.
@@ -93,5 +104,16 @@ class EngineConfig:
             raise ConfigError(
                 "adapters must map names to folders", got=self.adapters, fix='Write {"name": "folder"}.'
             )
+        self._check_activations()
         if self.cache not in get_args(Cache):
             raise ConfigError("cache must be auto or int8", got=self.cache, fix="Leave it out.")
+
+    def _check_activations(self) -> None:
+        if self.activations not in get_args(Activations):
+            raise ConfigError("activations must be stored or int8", got=self.activations, fix="Leave it out.")
+        if self.activations == "int8" and self.weights not in ("int8", "int4"):
+            raise ConfigError(
+                "activations are rounded in products with int8 and int4 matrices only",
+                got=f"activations int8 with weights {self.weights}",
+                fix="Set weights to int8 or int4, or leave activations out.",
+            )

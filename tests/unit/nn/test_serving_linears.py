@@ -1,5 +1,7 @@
 """Linear layers of serving against plain ones: packed, and of 8 and 4 bits, with operators and without."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,7 @@ from torch import nn
 from penstock.nn.linear import packed as packed_layers
 from penstock.nn.linear import quantized
 from penstock.nn.linear.packed import PackedLinear, can_multiply, from_panels, packed, to_panels
-from penstock.nn.linear.quantized import Float8Linear, Int4Linear, Int8Linear, rounds_tokens
+from penstock.nn.linear.quantized import Float8Linear, Int4Linear, Int8Linear, multiplies_integers
 from penstock.nn.linear.rounding import to_int4, to_int8
 
 LIKE = torch.zeros(())
@@ -15,6 +17,7 @@ SIZES = [(64, 96), (33, 7 * 32), (200, 64), (1, 32)]
 """Outputs and inputs: whole and partial panels."""
 NUM_TOKENS = [1, 2, 13, 14, 15, 70]
 """One tile, several, and uneven ones."""
+INTEGERS = pytest.mark.skipif(not multiplies_integers(), reason="this CPU does not multiply integers")
 
 
 @pytest.fixture(params=["native", "plain"])
@@ -33,16 +36,15 @@ def layer(outputs, inputs, *, dtype=torch.float32, bias=False):
     return nn.Linear(inputs, outputs, bias=bias, dtype=dtype).requires_grad_(False)
 
 
-def assert_product_of_codes(out, x, weight):
-    """Whole sums to the bit where tokens are rounded too, else what float32 sums allow."""
-    w_codes, w_scales = to_int8(weight)
-    if rounds_tokens():
-        x_codes, x_scales = to_int8(x)
-        sums = (x_codes.long() @ w_codes.long().t()).float()
-        assert torch.equal(out, sums * w_scales * x_scales[:, None])
-        return
-    exact = x.double() @ w_codes.double().t() * w_scales
-    torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-6)
+def matrix_of_codes(make, weight):
+    """Return the numbers that the codes of a matrix stand for, in float64."""
+    if make is Int8Linear:
+        codes, scales = to_int8(weight)
+        return codes.double() * scales.double()[:, None]
+    missing = -weight.shape[1] % 32
+    codes, scales = to_int4(nn.functional.pad(weight, (0, missing)))
+    numbers = (codes.double() - 8) * scales.double().repeat_interleave(32, 1)
+    return numbers[:, : weight.shape[1]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
@@ -78,15 +80,20 @@ def test_packed_layer_computes_what_the_layer_does(size, num_tokens, dtype, tole
 @pytest.mark.skipif(not can_multiply(LIKE), reason="this machine has no such operators")
 @pytest.mark.parametrize("size", [(40, 4), (33, 60), (72, 64), (1, 100), (96, 196)])
 def test_any_number_of_tokens_and_odd_sizes(size):
-    """1 to 70 tokens, by whole and partial panels."""
-    pair, byte = layer(*size, dtype=torch.bfloat16, bias=True), layer(*size)
-    by_pairs, by_bytes = PackedLinear(pair), Int8Linear(byte)
-    x = torch.randn(70, size[1])
+    """1 to 100 tokens, by whole and partial panels, groups and blocks."""
+    x = torch.randn(100, size[1])
     half = x.bfloat16()
-    of_pairs = half.double() @ pair.weight.double().t() + pair.bias.double()
-    for num in range(1, 71):
+    pair, plain = layer(*size, dtype=torch.bfloat16, bias=True), layer(*size)
+    by_pairs, of_pairs = PackedLinear(pair), half.double() @ pair.weight.double().t() + pair.bias.double()
+    by_codes = {make: make(plain) for make in (Int8Linear, Int4Linear)}
+    of_codes = {make: matrix_of_codes(make, plain.weight).t() for make in by_codes}
+    for num in (*range(1, 30), 96, 97, 100):
         torch.testing.assert_close(by_pairs(half[:num]).double(), of_pairs[:num], rtol=2**-8, atol=2**-7)
-        assert_product_of_codes(by_bytes(x[:num]), x[:num], byte.weight)
+        for make, made in by_codes.items():
+            exact = x[:num].double() @ of_codes[make]
+            torch.testing.assert_close(made(x[:num]).double(), exact, rtol=1e-5, atol=1e-5)
+            exact = half[:num].double() @ of_codes[make]
+            torch.testing.assert_close(made(half[:num]).double(), exact, rtol=2**-8, atol=2**-7)
 
 
 @pytest.mark.usefixtures("way")
@@ -99,43 +106,79 @@ def test_leading_dims_are_kept_and_views_are_read_right(make, dtype):
     assert made(x[:0]).shape == (0, 2, 40)
 
 
-@pytest.mark.parametrize("make", [PackedLinear, Int8Linear, Int4Linear])
+WAYS = [
+    PackedLinear,
+    Int8Linear,
+    Int4Linear,
+    *(pytest.param(partial(make, rounds=True), marks=INTEGERS) for make in (Int8Linear, Int4Linear)),
+]
+
+
+@pytest.mark.skipif(not can_multiply(LIKE), reason="this machine has no such operators")
+@pytest.mark.parametrize("make", WAYS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_tokens_result_does_not_depend_on_its_neighbours(make, dtype):
-    if not can_multiply(LIKE):
-        pytest.skip("this machine has no such operators")
-    made, x = make(layer(72, 96, dtype=dtype, bias=True)), torch.randn(40, 96, dtype=dtype)
+@pytest.mark.parametrize("inputs", [96, 300])
+def test_a_tokens_result_does_not_depend_on_its_neighbours(make, dtype, inputs):
+    made, x = make(layer(72, inputs, dtype=dtype, bias=True)), torch.randn(110, inputs, dtype=dtype)
     together = made(x)
-    for num in (1, 3, 14, 29):
+    for num in (1, 2, 3, 5, 7, 14, 29, 97):
         assert torch.equal(made(x[:num]), together[:num])
+        assert torch.equal(made(x[-num:]), together[-num:])
 
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("size", [*SIZES, (40, 44), (33, 30)])
+@pytest.mark.parametrize("make", [Int8Linear, Int4Linear])
+def test_codes_are_multiplied_with_exact_tokens(make, size, num_tokens):
+    """The last two have a short last group, and inputs that fill no unit of four."""
+    plain = layer(*size, bias=True)
+    made, x = make(plain), torch.randn(num_tokens, size[1])
+    matrix = matrix_of_codes(make, plain.weight)
+    torch.testing.assert_close(made.matrix().double(), matrix, rtol=1e-6, atol=0)
+    exact = x.double() @ matrix.t() + plain.bias
+    torch.testing.assert_close(made(x).double(), exact, rtol=1e-5, atol=1e-5)
+    gradient = torch.randn(num_tokens, size[0])
+    torch.testing.assert_close(
+        made.gradient(gradient).double(), gradient.double() @ matrix, rtol=1e-5, atol=1e-5
+    )
+
+
+@INTEGERS
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
 @pytest.mark.parametrize("size", SIZES)
-def test_int8_layer_multiplies_the_rounded_numbers_exactly(size, num_tokens):
+def test_rounded_tokens_are_multiplied_exactly(size, num_tokens):
     plain = layer(*size)
     x = torch.randn(num_tokens, size[1])
-    assert_product_of_codes(Int8Linear(plain)(x), x, plain.weight)
+    (w_codes, w_scales), (x_codes, x_scales) = to_int8(plain.weight), to_int8(x)
+    sums = (x_codes.long() @ w_codes.long().t()).float()
+    out = Int8Linear(plain, rounds=True)(x)
+    assert torch.equal(out, sums * w_scales * x_scales[:, None])
+    exact = x_codes.double() @ matrix_of_codes(Int4Linear, plain.weight).t() * x_scales[:, None]
+    torch.testing.assert_close(Int4Linear(plain, rounds=True)(x).double(), exact, rtol=1e-5, atol=1e-6)
+
+
+@INTEGERS
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("num_tokens", [1, 7, 40])
+def test_sums_of_the_largest_codes_do_not_overflow(num_tokens):
+    """Rows of +-127, and tokens of 127, which are 255 where they are shifted: 16 bits would not do."""
+    plain = layer(3, 256)
+    plain.weight[:] = torch.tensor([1.0, -1.0, 0.0])[:, None]
+    plain.weight[2] = torch.tensor([1.0, -1.0]).repeat(128)
+    x = torch.ones(num_tokens, 256)
+    expected = torch.tensor([256.0, -256.0, 0.0]).expand(num_tokens, 3)
+    torch.testing.assert_close(Int8Linear(plain, rounds=True)(x), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(Int8Linear(plain, rounds=True)(-x), -expected, rtol=1e-6, atol=0)
+    plain.weight[:] = -1  # of int4 the code of largest magnitude is -8
+    torch.testing.assert_close(
+        Int4Linear(plain, rounds=True)(x), torch.full_like(expected, -256.0), rtol=1e-6, atol=0
+    )
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
-@pytest.mark.parametrize("size", SIZES)
-def test_int4_layer_multiplies_the_rounded_numbers(size, num_tokens):
-    plain = layer(*size, bias=True)
-    x = torch.randn(num_tokens, size[1])
-    codes, scales = to_int4(plain.weight)
-    matrix = (codes.double() - 8) * scales.double().repeat_interleave(32, 1)
-    made = Int4Linear(plain)
-    torch.testing.assert_close(made.matrix().double(), matrix, rtol=0, atol=0)
-    x_codes, x_scales = to_int8(x) if rounds_tokens() else (x, torch.ones(num_tokens))
-    exact = x_codes.double() @ matrix.t() * x_scales[:, None] + plain.bias
-    torch.testing.assert_close(made(x).double(), exact, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("make", [Int8Linear, Int4Linear])
+@pytest.mark.parametrize("make", WAYS[1:])
 def test_zeros_and_a_large_outlier_are_no_trouble(make):
     plain = layer(40, 64)
     plain.weight[3] = 0

@@ -4,7 +4,7 @@ Run before matrices are packed or quantized and before adapters are added. Merge
 their parts. Parameters are those of the model; merged ones are freed layer by layer, so the model is never in
 memory twice.
 
-    convert (dtype of everything) -> fuse -> prepare (the matrices)
+    chosen (of "auto") -> convert (dtype of everything) -> fuse -> prepare (the matrices)
 
 Every plain linear layer is replaced in place, so wrappers around it (merged parts, an adapter, the sum over
 ranks) stay. A matrix is freed as soon as its layer has its own copy, and a memory-mapped one never took
@@ -22,9 +22,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from penstock.core import env
 from penstock.core.errors import ConfigError, nearest
-from penstock.engine.config import Weights
+from penstock.engine.config import Activations, Weights
 from penstock.models.llama.model import Block, Llama
+from penstock.nn import native
 from penstock.nn.attention import Attend, GroupedQueryAttention, LayerCache, Rope
 from penstock.nn.fused import (
     BlockOperands,
@@ -36,10 +38,9 @@ from penstock.nn.fused import (
     linears_of,
 )
 from penstock.nn.kernels.paged import LayerPages, Paged
-from penstock.nn.linear.adapter_config import GROUP
 from penstock.nn.linear.float8 import RECIPES, has_native
 from penstock.nn.linear.packed import packed
-from penstock.nn.linear.quantized import Float8Linear, Int4Linear, Int8Linear
+from penstock.nn.linear.quantized import Float8Linear, Int4Linear, Int8Linear, multiplies_integers
 from penstock.nn.mlp import SwiGLU
 from penstock.nn.norm import RMSNorm
 
@@ -123,6 +124,23 @@ OUTPUT = "unembed"
 """Name of the output projection, from hidden states to logits."""
 
 
+def chosen(weights: Weights, like: Tensor) -> tuple[Weights, Weights]:
+    """Return what `convert` and `prepare` are to make of a model; `weights`, unless that is "auto".
+
+    Args:
+        like: a parameter: the model's dtype and device.
+    """
+    if weights != "auto":
+        return weights, weights
+    if like.device.type != "cpu":
+        return ("bfloat16" if like.dtype == torch.float32 else "stored"), "stored"
+    is_multiplied = bool({"avx512_bf16", "amx_bf16"} & set(env.cpu_features().split()))
+    plain: Weights = "bfloat16" if is_multiplied else "float32"
+    if not native.is_available():
+        return plain, "stored"
+    return plain if is_multiplied or like.dtype == torch.float16 else "stored", "int8"
+
+
 def convert(model: Llama, weights: Weights) -> None:
     """Cast a model in place to the float dtype that `weights` names; other formats change nothing."""
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(weights)
@@ -131,16 +149,19 @@ def convert(model: Llama, weights: Weights) -> None:
 
 
 @torch.no_grad()
-def prepare(model: Llama, weights: Weights) -> None:
+def prepare(model: Llama, weights: Weights, activations: Activations = "stored") -> None:
     """Replace the weight matrices in place by packed or quantized ones; the model cannot be trained or saved
     after.
 
     Norms, embedding and activations keep their dtype. The model must be on its device.
 
+    Args:
+        activations: int8: round them in products with int8 and int4 matrices.
+
     Raises:
         ConfigError: unknown format, or the device has no instructions for it.
     """
-    make, make_output = _makers(weights, model.embed.weight.device)
+    make, make_output = _makers(weights, activations, model.embed.weight.device)
     if model.unembed is None:
         model.unembed = _output_of(model.embed)
     for name in [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]:
@@ -150,23 +171,26 @@ def prepare(model: Llama, weights: Weights) -> None:
         setattr(owner, last, (make_output if name == OUTPUT else make)(getattr(owner, last)))
 
 
-def _makers(weights: Weights, device: torch.device) -> tuple[Make, Make]:
+def _makers(weights: Weights, activations: Activations, device: torch.device) -> tuple[Make, Make]:
     """Return constructors of the layers and of the output projection, which 4 bits would hurt most."""
+    rounds = activations == "int8"
+    if rounds and (device.type != "cpu" or not multiplies_integers()):
+        raise ConfigError(
+            "Rounded activations gain time on CPUs with VNNI only",
+            got=f"{device.type} without it" if device.type == "cpu" else device.type,
+            fix="Leave activations out: int8 and int4 weights are multiplied with exact activations.",
+        )
     if weights in ("stored", "float32", "bfloat16"):
         return packed, packed
     if weights == "int8":
-        return Int8Linear, Int8Linear
+        return partial(Int8Linear, rounds=rounds), partial(Int8Linear, rounds=rounds)
     if weights == "int4":
-        return _int4_where_it_fits, Int8Linear
+        return partial(Int4Linear, rounds=rounds), partial(Int8Linear, rounds=rounds)
     if weights == "float8":
         if not has_native(RECIPES["float8_rowwise"], device.type):
             raise ConfigError("This device has no float8 instructions", got=device.type, fix="Choose int8.")
         return partial(Float8Linear, is_native=True), packed
     raise ConfigError("Unknown format of weights", got=weights, fix=nearest(weights, list(get_args(Weights))))
-
-
-def _int4_where_it_fits(layer: nn.Linear) -> nn.Module:
-    return Int4Linear(layer) if layer.in_features % GROUP == 0 else Int8Linear(layer)
 
 
 def _output_of(embed: nn.Embedding) -> nn.Linear:

@@ -6,6 +6,7 @@ linear layer inside is packed. Adapters wrap that layer, on CPUs only when modul
 (lora.py), and are measured on it once the ranks have met.
 """
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +22,13 @@ from penstock.engine.model_runner.kv_cache import PagedCache, type_of_pages
 from penstock.engine.model_runner.lora import Adapters
 from penstock.engine.model_runner.open import identity_of_model, open_config, open_model
 from penstock.engine.model_runner.runner import Runner
-from penstock.engine.model_runner.serving_layers import convert, fuse, prepare
+from penstock.engine.model_runner.serving_layers import chosen, convert, fuse, prepare
 from penstock.engine.model_runner.tensor_parallel import join_ranks
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.models.llama.tensor_slices import ALONE, TensorParallelRank
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +111,8 @@ def part_of(
         ConfigError: the device does not support the weights' format.
     """
     has_head = model.config.tie_word_embeddings or model.unembed is not None
-    convert(model, config.weights)
+    floats, matrices = chosen(config.weights, model.norm.weight)
+    convert(model, floats)
     dtype = model.norm.weight.dtype
     pages_dtype = type_of_pages(config.cache, dtype=dtype, head_dim=whole.size_of_head)
     fuse(model)
@@ -118,7 +122,9 @@ def part_of(
     adapters = Adapters(model, whole, group=group, base_hash=base_hash)
     for name, folder in config.adapters.items():
         adapters.add(name, Path(folder))
-    prepare(model, config.weights)
+    prepare(model, matrices, config.activations)
+    if config.weights == "auto":
+        log.info("weights=%s activations=%s chosen=auto", matrices, str(dtype).removeprefix("torch."))
     return ModelShard(
         model=model,
         adapters=adapters,

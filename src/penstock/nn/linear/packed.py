@@ -36,9 +36,13 @@ def can_multiply(like: Tensor) -> bool:
 
 
 def empty_panels(outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
-    """Return zeros in the shape of panels, in huge pages if available."""
+    """Return zeros in the shape of panels."""
     numbers = _UNIT_BYTES // dtype.itemsize
-    shape = (-(-outputs // PANEL), inputs // numbers, PANEL, numbers)
+    return in_huge_pages((-(-outputs // PANEL), inputs // numbers, PANEL, numbers), dtype)
+
+
+def in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return zeros, in huge pages if available."""
     size = math.prod(shape)
     return torch.frombuffer(reserve(size * dtype.itemsize), dtype=dtype, count=size).view(shape)
 
@@ -80,9 +84,7 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
         """Return the layer's outputs, [..., outputs]; a token's result does not depend on other tokens."""
-        out: Tensor = torch.ops.penstock.linear(
-            x, self.panels, None, None, self.bias, self.out_features
-        )
+        out: Tensor = torch.ops.penstock.linear(x, self.panels, None, None, self.bias, self.out_features)
         return out
 
 

@@ -21,7 +21,7 @@ from penstock.core import env
 from penstock.nn import native
 from penstock.nn.linear.adapter_config import GROUP
 from penstock.nn.linear.float8 import ROW, Scaled, product, scaled
-from penstock.nn.linear.packed import PANEL, can_multiply, empty_panels, from_panels, to_panels
+from penstock.nn.linear.packed import PANEL, can_multiply, empty_panels, from_panels, in_huge_pages, to_panels
 from penstock.nn.linear.rounding import _by_chunks, _to_halves, from_halves, to_int8
 from penstock.nn.triton_support import has_triton, on_device_of
 
@@ -126,7 +126,7 @@ class Int4Linear(_Quantized):
     codes: Tensor
     scales: Tensor
     offsets: Tensor | None
-    """Of the C++ operator that rounds tokens: empty."""
+    """Of the C++ operator that rounds tokens: one 0."""
 
     def __init__(self, linear: nn.Linear, *, rounds: bool = False) -> None:
         super().__init__(linear)
@@ -137,10 +137,10 @@ class Int4Linear(_Quantized):
         self.is_native &= multiplies_integers() or not rounds
         if self.is_native:  # two codes a byte: a panel's outputs 0 to 15 in the lower halves, 16 to 31 above
             units, groups = self.in_features // 4, -(-self.in_features // GROUP)
-            codes = empty_panels(self.out_features, 2 * units, torch.uint8).view(-1, units, 2 * PANEL)
+            codes = in_huge_pages((-(-self.out_features // PANEL), units, 2 * PANEL), torch.uint8)
             scales = weight.new_zeros(len(codes), groups, PANEL, dtype=torch.bfloat16)
             torch.ops.penstock.pack_int4(weight.contiguous(), codes, scales)
-            offsets = torch.empty(0, dtype=torch.int32) if rounds else None
+            offsets = torch.zeros(1, dtype=torch.int32) if rounds else None
             self.register_buffer("offsets", offsets, persistent=False)
         else:
             codes, scales = _by_chunks(functional.pad(weight, (0, self._missing)), _to_halves)
@@ -156,7 +156,8 @@ class Int4Linear(_Quantized):
             scales = scales.transpose(1, 2).flatten(0, 1)[: self.out_features]
         else:
             whole = from_halves(codes)
-        return ((whole.float() - 8) * scales.repeat_interleave(GROUP, dim=1)[:, : whole.shape[1]])[:, : self.in_features]
+        each = scales.repeat_interleave(GROUP, dim=1)[:, : self.in_features]
+        return (whole[:, : self.in_features].float() - 8) * each
 
     def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
         """Return the layer's outputs, [..., outputs]; a token's result does not depend on other tokens."""

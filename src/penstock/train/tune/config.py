@@ -129,7 +129,7 @@ class TuneConfig:
         for name in adapter.layers:
             inputs = model.linear_shapes[name][1]
             is_cut = name in ("output", "down")  # between its inputs
-            if is_cut and inputs % GROUP == 0 and inputs // ranks % GROUP:
+            if is_cut and ranks > 1 and inputs // ranks % GROUP:
                 raise ConfigError(
                     f"tune.base 'int4' has one scale for {GROUP} inputs of an output, and parallel.tensor "
                     f"cuts the {inputs} inputs of layer {name!r} into {inputs // ranks} a rank",

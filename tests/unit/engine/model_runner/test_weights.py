@@ -103,9 +103,9 @@ def test_each_matrix_is_freed_before_the_next_is_made(monkeypatch):
     matrices = [weakref.ref(layer.weight) for layer in net.modules() if isinstance(layer, nn.Linear)]
     init = Int8Linear.__init__
 
-    def counting(self, linear):
+    def counting(self, linear, **options):
         alive.append(sum(ref() is not None for ref in matrices))
-        init(self, linear)
+        init(self, linear, **options)
 
     monkeypatch.setattr(Int8Linear, "__init__", counting)
     prepare(net, "int8")
