@@ -4,13 +4,11 @@
 //   up to FEW tokens    cells are widened in registers, and multiplied at once: the time is that of reading memory
 //   more tokens         a block of a panel is widened once for up to MOST_TOKENS, and multiplied from the first cache
 //
-// Codes are exact as float32 and as bfloat16, and sums are float32. The scales of int8 are applied to sums; those of int4 to
-// each float32, which is exact too, but where cells are pairs to the sum of each group: one instruction in sixteen more. So
-// fewer bits read less memory, and cost little more arithmetic. An output's sum runs over its inputs in one order whatever the
-// number of tokens: a token's result does not depend on its neighbours.
+// Codes are exact as float32 and as bfloat16, and sums are float32: those of int4 over one group of inputs at a time. Scales
+// are applied to sums. So fewer bits read less memory, and cost little more arithmetic: int4 one instruction in sixteen or in
+// thirty-two. An output's sum runs over its inputs in one order whatever the number of tokens: a token's result does not
+// depend on its neighbours.
 #pragma once
-
-#include <optional>
 
 #include "matrix.h"
 #include "panels.h"
@@ -30,19 +28,16 @@ constexpr int64_t DEPTH = tile::Product<Cell>::DEPTH;  // inputs of a cell
 constexpr int64_t MOST_TOKENS = 96;
 constexpr int64_t FEW = REGISTERS == 32 ? 4 : 2;
 using Tiles = std::conditional_t<REGISTERS == 32, Sizes<12, 8, 4, 2, 1>, Sizes<6, 4, 2, 1>>;
+using GroupTiles = Sizes<6, 4, 2, 1>;
 using FewTiles = std::conditional_t<REGISTERS == 32, Sizes<4, 3, 2, 1>, Sizes<2, 1>>;
 
 template <Numbers type>
 constexpr int64_t INPUTS = type == Numbers::FLOAT ? 1 : type == Numbers::BFLOAT16 ? 2 : 4;  // of a unit
 template <Numbers type>
 constexpr int64_t BYTES = type == Numbers::INT4 ? 2 * PANEL : 4 * PANEL;  // of a unit of all outputs of a panel
-template <Numbers type, class Cell>
-constexpr bool SUMS_GROUPS = type == Numbers::INT4 && DEPTH<Cell> == 2;
-template <Numbers type, class Cell>
-constexpr int64_t BLOCK = SUMS_GROUPS<type, Cell> ? GROUP : 128;  // inputs
-constexpr float UNIT_8 = 0x1p-24f;                                // of the codes of 8 bits, which are widened as the highest byte
 template <class Cell>
-constexpr float UNIT_4 = DEPTH<Cell> == 1 ? 0x1p-28f : 1.0f;
+constexpr int64_t BLOCK = 128 * DEPTH<Cell>;  // inputs: 16 KiB of cells
+constexpr float UNIT_8 = 0x1p-24f;         // of the codes of 8 bits, which are widened as the highest byte
 
 template <Numbers type>
 const char* panel_of(const Matrix& matrix, int64_t panel) {
@@ -59,26 +54,42 @@ const char* panel_of(const Matrix& matrix, int64_t panel) {
 }
 #endif
 
+// The number, in units of UNIT_FLOAT_4, that the i-th 4 bits of each stand for.
+#ifdef __AVX512F__
+constexpr float UNIT_FLOAT_4 = 1.0f;
+template <int i>
+[[gnu::always_inline]] inline Vec of_code(Ints codes) {
+  const __m512 numbers = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+  return (Floats)_mm512_permutexvar_ps(_mm512_srli_epi32((__m512i)codes, 4 * i), numbers);
+}
+#else
+constexpr float UNIT_FLOAT_4 = 0x1p-28f;
+template <int i>
+[[gnu::always_inline]] inline Vec of_code(Ints codes) {
+  const Ints top = as_top_byte<i / 2>(codes ^ static_cast<int32_t>(0x88888888));  // of two's complement
+  return Vec::of(i % 2 ? top & static_cast<int32_t>(0xf0000000) : top << 4);
+}
+#endif
+
 // The scales of a group of a panel of int4, of codes as they are widened.
 template <class Cell>
 struct GroupScales {
   alignas(64) float of[PANEL];
+  GroupScales() = default;
   GroupScales(const Matrix& matrix, int64_t panel, int64_t group) {
     const auto* from = static_cast<const bf16*>(matrix.scales) + (panel * matrix.groups() + group) * PANEL;
-    for (int64_t n = 0; n < PANEL; n += LANES) (Vec::load(from + n) * Vec(UNIT_4<Cell>)).store(of + n);
+    for (int64_t n = 0; n < PANEL; n += LANES) (Vec::load(from + n) * Vec(DEPTH<Cell> == 1 ? UNIT_FLOAT_4 : 1.0f)).store(of + n);
   }
   Vec part(int part) const { return Vec::load(of + part * LANES); }
 };
 
 // Call body(cell, part of the panel, its lane) for one unit, the cells of a part in their order.
 template <Numbers type, class Cell, class Body>
-[[gnu::always_inline]] inline void each_cell(const char* unit, [[maybe_unused]] const GroupScales<Cell>* scales, const Body& body) {
+[[gnu::always_inline]] inline void each_cell(const char* unit, const Body& body) {
   // of four numbers, whose lower halves are 0 where they make pairs
   const auto give = [&](int part, Ints a, Ints b, Ints c, Ints d) __attribute__((always_inline)) {
     if constexpr (DEPTH<Cell> == 1) {
-      const Vec scale = scales ? scales->part(part) : Vec(1.0f);
-      const auto number = [&](Ints x) __attribute__((always_inline)) { return type == Numbers::INT4 ? Vec::of(x) * scale : Vec::of(x); };
-      body(0, part, number(a)), body(1, part, number(b)), body(2, part, number(c)), body(3, part, number(d));
+      body(0, part, Vec::of(a)), body(1, part, Vec::of(b)), body(2, part, Vec::of(c)), body(3, part, Vec::of(d));
     } else {
       const auto pair = [](Ints low, Ints high) __attribute__((always_inline)) {
         return (LaneOf<Cell>)(((Unsigned)Vec::of(low).v >> 16) | (Unsigned)Vec::of(high).v);
@@ -115,11 +126,11 @@ template <Numbers type, class Cell, class Body>
 #endif
   } else {
     for (int part = 0; part < PARTS / 2; ++part) {
-      const Ints codes = load_as<Ints>(unit + part * sizeof(Ints)) ^ static_cast<int32_t>(0x88888888);  // of two's complement
-      const Ints a = as_top_byte<0>(codes), b = as_top_byte<1>(codes), c = as_top_byte<2>(codes), d = as_top_byte<3>(codes);
-      const int32_t upper = static_cast<int32_t>(0xf0000000);
-      give(part, a << 4, b << 4, c << 4, d << 4);
-      give(part + PARTS / 2, a & upper, b & upper, c & upper, d & upper);
+      const Ints codes = load_as<Ints>(unit + part * sizeof(Ints));
+      body(0, part, of_code<0>(codes)), body(1, part, of_code<2>(codes));
+      body(2, part, of_code<4>(codes)), body(3, part, of_code<6>(codes));
+      body(0, part + PARTS / 2, of_code<1>(codes)), body(1, part + PARTS / 2, of_code<3>(codes));
+      body(2, part + PARTS / 2, of_code<5>(codes)), body(3, part + PARTS / 2, of_code<7>(codes));
     }
   }
 }
@@ -133,43 +144,50 @@ void multiply_few(const Matrix& matrix, int64_t panel, const Cell* x, int64_t st
   const char* unit = panel_of<type>(matrix, panel);
   Vec total[tokens][PARTS], own[tokens][PARTS];
   for (int64_t run = 0, u = 0; u < units; ++run) {
-    std::optional<GroupScales<Cell>> scales;
-    if constexpr (HAS_GROUPS) scales.emplace(matrix, panel, run);
     for (const int64_t end = std::min(units, u + of_run); u < end; ++u, unit += BYTES<type>) {
       for (int64_t line = 0; line < BYTES<type>; line += 64) prefetch<true>(unit + AHEAD + line);
-      each_cell<type, Cell>(unit, HAS_GROUPS ? &*scales : nullptr, [&](int k, int part, auto lane) __attribute__((always_inline)) {
+      each_cell<type, Cell>(unit, [&](int k, int part, auto lane) __attribute__((always_inline)) {
 #pragma GCC unroll 4
         for (int t = 0; t < tokens; ++t)
           own[t][part] = tile::Product<Cell>::add(tile::Product<Cell>::broadcast(x + t * stride + u * CELLS + k), lane, own[t][part]);
       });
     }
-    if constexpr (SUMS_GROUPS<type, Cell>)
+    if constexpr (HAS_GROUPS) {
+      const GroupScales<Cell> scales(matrix, panel, run);
       for (int t = 0; t < tokens; ++t)
         for (int part = 0; part < PARTS; ++part)
-          total[t][part] = Vec::fma(own[t][part], scales->part(part), total[t][part]), own[t][part] = Vec();
+          total[t][part] = Vec::fma(own[t][part], scales.part(part), total[t][part]), own[t][part] = Vec();
+    }
   }
   for (int t = 0; t < tokens; ++t)
     for (int part = 0; part < PARTS; ++part)
-      (SUMS_GROUPS<type, Cell> ? total : own)[t][part].store(sums + t * PANEL + part * LANES);
+      (HAS_GROUPS ? total : own)[t][part].store(sums + t * PANEL + part * LANES);
 }
 
-// sums [tokens][PANEL] += tokens x a widened block, times `scales` if there are any; each sum is in one register meanwhile.
+// What is asked of memory while a block is multiplied: so many bytes for each of its cells of depth.
+struct Ahead {
+  const char* from;
+  int64_t step;
+};
+
+// sums [tokens][PANEL] += tokens x a widened block; each sum is in one register meanwhile.
 template <int tokens, class Cell>
-void add_block(const Cell* block, const Cell* x, int64_t stride, int64_t depth, const float* scales, float* sums) {
+void add_block(const Cell* block, const Cell* x, int64_t stride, int64_t depth, Ahead ahead, float* sums) {
   using Product = tile::Product<Cell>;
   constexpr int WIDE = tokens <= 3 ? std::min(PARTS, 4) : 2;
   for (int begin = 0; begin < PANEL; begin += WIDE * LANES) {
     Vec own[tokens][WIDE];
-    if (!scales) {
 #pragma GCC unroll 12
-      for (int t = 0; t < tokens; ++t)
+    for (int t = 0; t < tokens; ++t)
 #pragma GCC unroll 4
-        for (int j = 0; j < WIDE; ++j) own[t][j] = Vec::load(sums + t * PANEL + begin + j * LANES);
-    }
+      for (int j = 0; j < WIDE; ++j) own[t][j] = Vec::load(sums + t * PANEL + begin + j * LANES);
     for (int64_t k = 0; k < depth; ++k) {
       LaneOf<Cell> right[WIDE];
 #pragma GCC unroll 4
-      for (int j = 0; j < WIDE; ++j) right[j] = Product::load(block + k * PANEL + begin + j * LANES);
+      for (int j = 0; j < WIDE; ++j) {
+        right[j] = Product::load(block + k * PANEL + begin + j * LANES);
+        prefetch<false>(ahead.from + k * ahead.step + (begin + j * LANES) * ahead.step / PANEL);
+      }
 #pragma GCC unroll 12
       for (int t = 0; t < tokens; ++t) {
         const auto left = Product::broadcast(x + t * stride + k);
@@ -180,10 +198,40 @@ void add_block(const Cell* block, const Cell* x, int64_t stride, int64_t depth, 
 #pragma GCC unroll 12
     for (int t = 0; t < tokens; ++t)
 #pragma GCC unroll 4
-      for (int j = 0; j < WIDE; ++j) {
-        float* to = sums + t * PANEL + begin + j * LANES;
-        (scales ? Vec::fma(own[t][j], Vec::load(scales + begin + j * LANES), Vec::load(to)) : own[t][j]).store(to);
+      for (int j = 0; j < WIDE; ++j) own[t][j].store(sums + t * PANEL + begin + j * LANES);
+  }
+}
+
+// The same of int4, whose scales are applied to the sums of groups.
+template <int tokens, class Cell>
+void add_groups(const Cell* block, const Cell* x, int64_t stride, int64_t depth, const GroupScales<Cell>* scales, Ahead ahead, float* sums) {
+  using Product = tile::Product<Cell>;
+  constexpr int WIDE = std::min(PARTS, 2);
+  for (int part = 0; part < PARTS; part += WIDE) {
+    Vec total[tokens][WIDE];
+#pragma GCC unroll 6
+    for (int t = 0; t < tokens; ++t)
+      for (int j = 0; j < WIDE; ++j) total[t][j] = Vec::load(sums + t * PANEL + (part + j) * LANES);
+    const GroupScales<Cell>* scale = scales;
+    for (int64_t k = 0; k < depth; ++scale) {
+      Vec own[tokens][WIDE];
+      for (const int64_t end = std::min(depth, k + GROUP / DEPTH<Cell>); k < end; ++k) {
+        LaneOf<Cell> right[WIDE];
+        for (int j = 0; j < WIDE; ++j) right[j] = Product::load(block + k * PANEL + (part + j) * LANES);
+        prefetch<false>(ahead.from + k * ahead.step);
+#pragma GCC unroll 6
+        for (int t = 0; t < tokens; ++t) {
+          const auto left = Product::broadcast(x + t * stride + k);
+          for (int j = 0; j < WIDE; ++j) own[t][j] = Product::add(left, right[j], own[t][j]);
+        }
       }
+#pragma GCC unroll 6
+      for (int t = 0; t < tokens; ++t)
+        for (int j = 0; j < WIDE; ++j) total[t][j] = Vec::fma(own[t][j], scale->part(part + j), total[t][j]);
+    }
+#pragma GCC unroll 6
+    for (int t = 0; t < tokens; ++t)
+      for (int j = 0; j < WIDE; ++j) total[t][j].store(sums + t * PANEL + (part + j) * LANES);
   }
 }
 
@@ -192,18 +240,10 @@ template <Numbers type, class Cell>
 const Cell* widen(const Matrix& matrix, int64_t panel, int64_t first, int64_t count, Cell* room) {
   const char* unit = panel_of<type>(matrix, panel) + first / INPUTS<type> * BYTES<type>;
   const int64_t units = count / INPUTS<type>;
-  if constexpr (INPUTS<type> == DEPTH<Cell>) {
-    for (int64_t line = 0; line < units * BYTES<type>; line += 64) prefetch<false>(unit + AHEAD + line);
-    return reinterpret_cast<const Cell*>(unit);
-  }
+  if constexpr (INPUTS<type> == DEPTH<Cell>) return reinterpret_cast<const Cell*>(unit);
   Cell* to = room;
-  constexpr int64_t of_group = GROUP / INPUTS<type>;
-  std::optional<GroupScales<Cell>> scales;
   for (int64_t u = 0; u < units; ++u, unit += BYTES<type>, to += INPUTS<type> / DEPTH<Cell> * PANEL) {
-    if constexpr (type == Numbers::INT4)
-      if (u % of_group == 0) scales.emplace(matrix, panel, first / GROUP + u / of_group);
-    for (int64_t line = 0; line < BYTES<type>; line += 64) prefetch<false>(unit + AHEAD + line);
-    each_cell<type, Cell>(unit, type == Numbers::INT4 ? &*scales : nullptr, [&](int k, int part, auto lane) __attribute__((always_inline)) {
+    each_cell<type, Cell>(unit, [&](int k, int part, auto lane) __attribute__((always_inline)) {
       std::memcpy(to + k * PANEL + part * LANES, &lane, sizeof lane);
     });
   }
@@ -215,21 +255,27 @@ template <Numbers type, class Cell>
 void multiply(const Matrix& matrix, int64_t panel, const Cell* x, int64_t stride, int64_t tokens, float* sums) {
   if (tokens <= FEW)
     return FewTiles::each(tokens, [&](int64_t t, auto size) { multiply_few<type, size>(matrix, panel, x + t * stride, stride, sums + t * PANEL); });
-  constexpr int64_t SIZE = BLOCK<type, Cell>;
+  constexpr int64_t SIZE = BLOCK<Cell>;
   alignas(64) Cell room[SIZE / DEPTH<Cell> * PANEL];
   std::fill_n(sums, tokens * PANEL, 0.0f);
   for (int64_t first = 0; first < matrix.inputs; first += SIZE) {
     const int64_t count = std::min(SIZE, matrix.inputs - first);
     const Cell* block = widen<type>(matrix, panel, first, count, room);
-    const auto add = [&](const float* scales) {
-      Tiles::each(tokens, [&](int64_t t, auto size) {
-        add_block<size>(block, x + t * stride + first / DEPTH<Cell>, stride, count / DEPTH<Cell>, scales, sums + t * PANEL);
+    constexpr int64_t STEP = BYTES<type> * DEPTH<Cell> / INPUTS<type>;
+    const char* from = panel_of<type>(matrix, panel) + first / DEPTH<Cell> * STEP + AHEAD;
+    const auto ahead = [&](int64_t t) { return t ? Ahead{reinterpret_cast<const char*>(block), 0} : Ahead{from, STEP}; };
+    const Cell* left = x + first / DEPTH<Cell>;
+    if constexpr (type == Numbers::INT4) {
+      GroupScales<Cell> scales[SIZE / GROUP];
+      for (int64_t i = 0; i < count; i += GROUP) scales[i / GROUP] = {matrix, panel, (first + i) / GROUP};
+      GroupTiles::each(tokens, [&](int64_t t, auto size) {
+        add_groups<size>(block, left + t * stride, stride, count / DEPTH<Cell>, scales, ahead(t), sums + t * PANEL);
       });
-    };
-    if constexpr (SUMS_GROUPS<type, Cell>)
-      add(GroupScales<Cell>(matrix, panel, first / GROUP).of);
-    else
-      add(nullptr);
+    } else {
+      Tiles::each(tokens, [&](int64_t t, auto size) {
+        add_block<size>(block, left + t * stride, stride, count / DEPTH<Cell>, ahead(t), sums + t * PANEL);
+      });
+    }
   }
 }
 
