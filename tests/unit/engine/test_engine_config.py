@@ -21,6 +21,12 @@ NAN = float("nan")
         ({"drafts": None}, r"drafts must be off, ngram, or a folder \(got None\)"),
         ({"adapters": "lora"}, r"adapters must map names to folders \(got 'lora'\)"),
         ({"cache": "int4"}, r"cache must be auto or int8 \(got 'int4'\)"),
+        ({"weights": "int8", "activations": "int4"}, r"activations must be stored or int8 \(got 'int4'\)"),
+        (
+            {"activations": "int8"},
+            r"int8 and int4 matrices only \(got 'activations int8 with weights stored'\)",
+        ),
+        ({"activations": "int8", "weights": "auto"}, "Set weights to int8 or int4, or leave activations out"),
         ({"compile": "yes"}, r"compile must be auto, on or off \(got 'yes'\)"),
     ],
 )

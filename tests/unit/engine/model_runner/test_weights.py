@@ -7,12 +7,13 @@ import torch
 from torch import nn
 
 from penstock.core.errors import ConfigError
-from penstock.engine.model_runner.serving_layers import convert, fuse, prepare
+from penstock.engine.model_runner import serving_layers
+from penstock.engine.model_runner.serving_layers import chosen, convert, fuse, prepare
 from penstock.models.llama.model import Llama
 from penstock.nn.linear import packed as packed_layers
 from penstock.nn.linear import quantized
 from penstock.nn.linear.packed import MergedLinear
-from penstock.nn.linear.quantized import Int4Linear, Int8Linear
+from penstock.nn.linear.quantized import Int4Linear, Int8Linear, multiplies_integers
 from tests.families import small_llama
 
 
@@ -117,3 +118,47 @@ def test_errors_say_what_to_do():
         prepare(model(), "float8")
     with pytest.raises(ConfigError, match=r"Unknown format of weights \(got 'int7'\)"):
         prepare(model(), "int7")
+
+
+def test_rounded_activations_are_refused_where_they_gain_nothing(monkeypatch):
+    monkeypatch.setattr(serving_layers, "multiplies_integers", lambda: False)
+    with pytest.raises(ConfigError, match=r"CPUs with VNNI only \(got 'cpu without it'\). Leave activations"):
+        prepare(model(), "int8", "int8")
+
+
+@pytest.mark.skipif(not multiplies_integers(), reason="this CPU does not multiply integers")
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_activations_are_rounded_only_when_asked(weights):
+    nets = [model(), model()]
+    for net, activations in zip(nets, ["stored", "int8"], strict=True):
+        prepare(net, weights, activations)
+    exact, rounded = (logits(net, IDS) for net in nets)
+    plain = model()
+    for name, layer in nets[0].named_modules():
+        if isinstance(layer, Int8Linear | Int4Linear):
+            plain.get_submodule(name).weight.data.copy_(layer.matrix())
+    expected = logits(plain.double(), IDS).float()
+    torch.testing.assert_close(exact, expected, rtol=1e-4, atol=1e-4)
+    difference = (rounded - expected).norm() / expected.norm()
+    assert 1e-3 < difference < 0.05
+
+
+@pytest.mark.parametrize(
+    ("flags", "operators", "dtype", "expected"),
+    [
+        ("avx2", True, torch.float32, ("stored", "int8")),
+        ("avx2", True, torch.bfloat16, ("stored", "int8")),
+        ("avx2", True, torch.float16, ("float32", "int8")),
+        ("avx512f avx512_bf16", True, torch.float32, ("bfloat16", "int8")),
+        ("avx512f avx512_bf16", False, torch.float32, ("bfloat16", "stored")),
+        ("avx2", False, torch.bfloat16, ("float32", "stored")),
+    ],
+)
+def test_auto_picks_what_is_fastest_here(monkeypatch, flags, operators, dtype, expected):
+    """As `benchmarks/matrices.py` measured with these flags."""
+    monkeypatch.setattr(serving_layers.env, "cpu_features", lambda: f"flags : {flags}")
+    monkeypatch.setattr(serving_layers.native, "is_available", lambda: operators)
+    assert chosen("auto", torch.zeros((), dtype=dtype)) == expected
+    assert chosen("int4", torch.zeros((), dtype=dtype)) == ("int4", "int4")
+    on_gpu = torch.zeros((), dtype=dtype, device="meta")  # any device but a CPU
+    assert chosen("auto", on_gpu) == ("bfloat16" if dtype == torch.float32 else "stored", "stored")

@@ -145,6 +145,10 @@ def test_four_bits_are_refused_where_tensor_parallelism_cuts_a_group(recipe):
     with pytest.raises(ConfigError, match=r"cuts the 64 inputs of layer 'output' into 16 a rank \(got 4\)"):
         int4.check_slices(model, ranks=4)
     dataclasses.replace(int4, base="int8").check_slices(model, ranks=4)
+    odd = dataclasses.replace(model, intermediate_size=120)  # its last group is short
+    int4.check_slices(odd, ranks=1)
+    with pytest.raises(ConfigError, match="cuts the 120 inputs of layer 'down' into 60 a rank"):
+        int4.check_slices(odd, ranks=2)
 
 
 def test_references_are_of_the_weights_that_the_run_starts_with(recipe):
