@@ -177,6 +177,26 @@ def test_an_edited_recipe_takes_effect_at_a_resume_and_leaves_an_event(recipe, t
     assert run_cli("data", "audit", tmp_path / "run").returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "rises"),
+    [
+        ({}, {"run.steps": 24}, True),  # the last step's rate was a tenth of the peak
+        ({}, {"run.steps": 9}, False),
+        ({"schedule.rule": "constant"}, {"run.steps": 24}, False),
+        ({"schedule.rule": "wsd", "schedule.decay_steps": 4}, {"run.steps": 24}, True),
+        ({}, {"run.steps": 24, "schedule.rule": "constant", "optim.learning_rate": 0.001}, False),
+    ],
+)
+def test_a_longer_run_says_that_its_learning_rate_rises(recipe, before, after, rises):
+    def words(settings):
+        return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+
+    assert penstock("train", recipe, *words({"run.steps": 8, **before})).returncode == 0
+    longer = penstock("train", recipe, *words({**before, **after}))
+    assert longer.returncode == 0, longer.stderr
+    assert ("learning_rate step=9 from=" in longer.stderr) is rises, longer.stderr
+
+
 def test_torchrun_trains_too(recipe, tmp_path):
     done = torchrun("train", recipe, "--set", "run.steps=4")
     assert done.returncode == 0, done.stderr

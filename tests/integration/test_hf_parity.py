@@ -108,7 +108,7 @@ def reference(request, tmp_path_factory):
 def test_logits_equal_those_of_transformers(reference):
     folder, expected = reference
     with torch.no_grad():
-        logits = load_pretrained(folder)(IDS)
+        logits = load_pretrained(str(folder))(IDS)
     assert expected.std() > 0.05
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
 

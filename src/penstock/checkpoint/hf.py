@@ -47,7 +47,7 @@ else:
 
 
 def load_pretrained(
-    folder: Path,
+    folder: Path | str,
     *,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
@@ -68,6 +68,7 @@ def load_pretrained(
         ModelError: config.json has an unknown key; weights are missing, unexpected, of the wrong shape,
             damaged or pickled.
     """
+    folder = Path(folder)
     whole = read_config(folder, ignored_keys=ignored_keys)
     family = FAMILIES[whole.model_type]
     present = {name for names in files_of(folder).values() for name in names}
@@ -107,7 +108,7 @@ def stored_names(config: LlamaConfig, stored: Collection[str]) -> dict[str, str]
 def save_pretrained(
     state: Mapping[str, Tensor],
     config: LlamaConfig,
-    folder: Path,
+    folder: Path | str,
     *,
     max_shard_bytes: int = 5 * 10**9,
     dtype: torch.dtype | None = None,
@@ -128,6 +129,7 @@ def save_pretrained(
         UsageError: the folder is not empty.
         ModelError: `state` does not match `config`, or the folder could not be written (a full disk).
     """
+    folder = Path(folder)
     check_new(folder)
     names: dict[str, str] = FAMILIES[config.model_type].hugging_face_names(config)
     _check_state(set(state), set(names))

@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,6 +49,7 @@ from penstock.train.monitors.rank_records import RankRecords
 from penstock.train.monitors.step_monitors import StepMonitors, Stragglers
 from penstock.train.monitors.tracing import Windows
 from penstock.train.monitors.watchdog import Watchdog
+from penstock.train.optim.learning_rate import learning_rate
 from penstock.train.planning.capacity import check_device, check_host, may_have_accelerators, memory_of
 from penstock.train.planning.memory import recompute_modes
 from penstock.train.recipe.config import TrainConfig
@@ -68,6 +69,7 @@ _TIMEOUT_S = 600.0  # of a collective; the watchdog, with a better report, comes
 _BEGIN_WITHIN_S = 20.0
 _LEAST_TIMEOUT_S = 60.0  # where guard.hang_s is short, so is the wait for a rank that froze while it started
 _MOST_CHANGES = 20  # changed settings that are logged one by one
+_RAISED = 1.02  # of the learning rate that was to be: more is a rise
 _EMULATED = 2.0  # slowdown against float32 that means: no instructions for the dtype
 
 
@@ -325,6 +327,7 @@ def _open_logs(
         stack.callback(file.close)
         file(_start_record(state, world, kept, peak))
         _say_changes(kept)
+        _say_raised_rate(recipe, kept, step=state.step)
         for change in _resume_changes(state):
             file({"event": "resume_change", **asdict(change)})
         sinks = [file, stack.enter_context(ProgressLine(steps=recipe.run.steps, done=state.step))]
@@ -375,6 +378,33 @@ def _say_changes(kept: KeptRecipe) -> None:
     if len(kept.changes) > _MOST_CHANGES:
         told = f"It changes {len(kept.changes)} settings in all: see {kept.file}."
         logger.info("changed settings=%d recipe=%s", len(kept.changes), kept.file, extra={"told": told})
+
+
+def _say_raised_rate(recipe: TrainConfig, kept: KeptRecipe, *, step: int) -> None:
+    """Say that the next step's learning rate is higher than it was to be, as that of a longer cosine is."""
+    before = {name: old for name, (old, _) in kept.changes.items() if old is not None}
+    prefix = "schedule."
+    schedule = {name.removeprefix(prefix): old for name, old in before.items() if name.startswith(prefix)}
+    steps = before.get("run.steps", recipe.run.steps)
+    was = learning_rate(
+        min(step, steps - 1),
+        peak=before.get("optim.learning_rate", recipe.optim.learning_rate),
+        steps=steps,
+        schedule=replace(recipe.schedule, **schedule),
+    )
+    now = learning_rate(
+        min(step, recipe.run.steps - 1),
+        peak=recipe.optim.learning_rate,
+        steps=recipe.run.steps,
+        schedule=recipe.schedule,
+    )
+    if step and now > _RAISED * was:
+        told = (
+            f"The learning rate of step {step + 1:,} rises from {was:.3g} to {now:.3g}: its schedule is that "
+            f"of {recipe.run.steps:,} steps now. To go on from {was:.3g}, set optim.learning_rate and "
+            'schedule.rule = "constant".'
+        )
+        logger.warning("learning_rate step=%d from=%.3g to=%.3g", step + 1, was, now, extra={"told": told})
 
 
 def _optional_sinks(recipe: TrainConfig, state: TrainState, stack: ExitStack) -> list[Sink]:
