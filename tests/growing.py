@@ -17,7 +17,9 @@ def streamed_corpus(folder: Path, lengths: Sequence[int]) -> Path:
     """Write the first part of a corpus that is read while it is prepared; token p + 1 is at position p."""
     numbered_corpus(folder, lengths)
     manifest = load_manifest(folder)
-    save_manifest(folder, replace(manifest, parts=(len(manifest.shards),), streamed_parts=0))
+    save_manifest(
+        folder, replace(manifest, vocab_size=1 << 20, parts=(len(manifest.shards),), streamed_parts=0)
+    )
     return folder
 
 

@@ -78,6 +78,7 @@ NEEDS = (
     Need("prometheus-client", "the server"),
     Need("pybase64", "the server"),
     Need("obstore", "corpora and checkpoints in object stores"),
+    Need("backports-zstd", "text packed by zstd"),
     Need("pyarrow", "Arrow and Parquet corpora", smaller=("18.1.0",)),
 )
 """Most important first."""

@@ -97,7 +97,7 @@ def test_sigterm_lets_answers_end_and_takes_no_more(folder):
 def test_a_body_on_its_way_when_the_server_ends_is_refused_at_once(folder):
     with serving(folder, "--cache-gib", "0.05", "--drain-s", PATIENCE_S) as server, server.http() as http:
         with socket.create_connection(("127.0.0.1", server.started["port"]), timeout=PATIENCE_S) as half:
-            half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+            half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{")
             assert http.get("/health").status_code == 200  # the server has read what came before
             server.process.send_signal(signal.SIGTERM)
             assert half.makefile("rb").readline().startswith(b"HTTP/1.1 503")
@@ -148,7 +148,7 @@ def test_clients_that_send_half_a_request_keep_nobody_waiting(hasty):
     with contextlib.ExitStack() as stack, hasty.http() as http:
         for _ in range(50):
             slow = stack.enter_context(socket.create_connection(address))
-            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n")
+            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n")
         assert http.get("/health").status_code == 200
 
 
@@ -165,9 +165,9 @@ def test_headers_without_end_are_not_kept(hasty):
 @pytest.mark.parametrize("in_address", [True, False])
 def test_a_head_that_is_too_large_is_431_however_it_is_cut(hasty, in_address, pieces, pause):
     padding = b"x" * 70_000
-    head = b"GET /health?%b HTTP/1.1\r\nHost: x\r\n\r\n" % padding
+    head = b"GET /health?%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % padding
     if not in_address:
-        head = b"GET /health HTTP/1.1\r\nHost: x\r\nA: %b\r\nB: %b\r\n\r\n" % (
+        head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nA: %b\r\nB: %b\r\n\r\n" % (
             padding[:40_000],
             padding[:30_000],
         )

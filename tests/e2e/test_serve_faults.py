@@ -80,7 +80,7 @@ def say(http, word):
 
 
 def post(body, *, path="/v1/completions", length=None):
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
     return f"{head}{len(body) if length is None else length}\r\n\r\n".encode() + body
 
 
@@ -169,9 +169,9 @@ def test_a_body_that_is_no_request_is_400_in_words(server, body):
     [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(200)),  # TLS says hello
         b"GET / HTTP/9.9\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"\r\n\r\n\r\n" * 1000,
     ],
     ids=["tls", "version", "negative", "two lengths", "chunks", "lines"],
@@ -207,14 +207,14 @@ def test_nothing_is_left_out_of_a_body_that_looks_like_that_wish(server, beyond)
         sock.sendall(request[:at])
         assert http.get("/health").status_code == 200  # by now it has read that
         sock.sendall(request[at:])
-        sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         reply = b"".join(iter(lambda: sock.recv(1 << 16), b""))
     assert reply.startswith(b"HTTP/1.1 403 ")  # at once, for its origin, whatever its body is
     assert b"HTTP/1.1 200 OK" in reply, reply
 
 
 def test_bodies_that_are_too_large_are_413_before_they_are_read(server):
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     with connected(server) as sock:
         sock.sendall(post(b"", length=10**10))
         assert sock.recv(1 << 16).startswith(b"HTTP/1.1 413 ")

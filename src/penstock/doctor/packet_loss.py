@@ -1,8 +1,9 @@
 """Packet loss of a link: bursts that no queue can overflow, and what the kernel had to send again.
 
 A transfer at full speed overflows queues, and TCP sends again by design. A burst of ten packets, the next one
-only after the last has arrived, does not: what is sent again then was lost on the way. The kernel counts it
-for each socket (TCP_INFO of Linux).
+only after the last has arrived, does not: what is sent again then was lost on the way, unless the receiver
+says that it came twice, as where a slow link answers late. The kernel counts both for each socket (TCP_INFO
+of Linux).
 """
 
 import socket
@@ -15,9 +16,9 @@ _BURST = 10 * 1448
 """Bytes: ten packets of Ethernet."""
 _MOST_BURSTS, _LEAST_BURSTS = 100, 20
 _LONG_ENOUGH_S = 0.3
-_RETRANSMITTED_AT, _SEGMENTS_AT = 100, 156
-"""Offsets of tcpi_total_retrans and tcpi_data_segs_out in `struct tcp_info`, both of 32 bits."""
-_INFO_BYTES = 160
+_RETRANSMITTED_AT, _SEGMENTS_AT, _TWICE_AT = 100, 156, 216
+"""Offsets of tcpi_total_retrans, tcpi_data_segs_out and tcpi_dsack_dups in `struct tcp_info`: 32 bits each."""
+_INFO_BYTES = 220
 
 
 def send_bursts(line: socket.socket) -> float:
@@ -55,12 +56,13 @@ def take_bursts(line: socket.socket) -> None:
 
 
 def _counts(line: socket.socket) -> tuple[int, int]:
-    """Return how many packets with data the kernel sent again, and how many it sent in all."""
+    """Return how many packets with data were lost and sent again, and how many were sent in all."""
     if not sys.platform.startswith("linux"):
         return 0, 0
     info = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-    if len(info) < _INFO_BYTES:  # before Linux 4.6
+    if len(info) < _INFO_BYTES:  # before Linux 5.0
         return 0, 0
-    (again,) = struct.unpack_from("=I", info, _RETRANSMITTED_AT)
-    (sent,) = struct.unpack_from("=I", info, _SEGMENTS_AT)
-    return again, sent
+    again, sent, twice = (
+        struct.unpack_from("=I", info, at)[0] for at in (_RETRANSMITTED_AT, _SEGMENTS_AT, _TWICE_AT)
+    )
+    return max(0, again - twice), sent
