@@ -17,7 +17,7 @@ _BURST = 10 * 1448
 _MOST_BURSTS, _LEAST_BURSTS = 100, 20
 _LONG_ENOUGH_S = 0.3
 _RETRANSMITTED_AT, _SEGMENTS_AT, _TWICE_AT = 100, 156, 216
-"""Offsets of tcpi_total_retrans, tcpi_data_segs_out and tcpi_dsack_dups in `struct tcp_info`: 32 bits each."""
+"""Offsets of tcpi_total_retrans, tcpi_data_segs_out, tcpi_dsack_dups in `struct tcp_info`, 32 bits each."""
 _INFO_BYTES = 220
 
 
