@@ -56,11 +56,14 @@ class _Rows:
             file.write(json.dumps(record) + "\n")
 
 
+_SIGNS = ("numbers that are not finite", "math domain error")
+
+
 def _compares(report):
-    """True if a test failed in a comparison, which says nothing of numbers that no device computed."""
+    """True if a test failed by numbers that no device computed: in a comparison, or in a root of one below 0."""
     crash = getattr(report.longrepr, "reprcrash", None)
     said = "" if crash is None else crash.message
-    return said.startswith(("assert ", "AssertionError")) or "numbers that are not finite" in said
+    return said.startswith(("assert ", "AssertionError")) or any(sign in said for sign in _SIGNS)
 
 
 def _why_skipped(report):

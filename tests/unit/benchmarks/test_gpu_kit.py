@@ -420,8 +420,9 @@ def test_on_the_null_gpu_nothing_is_held_or_measured(tmp_path, monkeypatch):
 
 def test_on_the_null_gpu_a_test_that_fails_in_a_comparison_is_not_computed_and_a_crash_fails(tmp_path):
     (tmp_path / "test_it.py").write_text(
-        "import torch\n"
+        "import math, torch\n"
         "def test_passes(): pass\n"
+        "def test_is_below_zero(): math.sqrt(-1.0)\n"
         "def test_differs(): assert 1 == 2\n"
         "def test_is_not_close(): torch.testing.assert_close(torch.ones(2), torch.zeros(2))\n"
         "def test_crashes(): [][0]\n"
@@ -442,6 +443,7 @@ def test_on_the_null_gpu_a_test_that_fails_in_a_comparison_is_not_computed_and_a
     status = {one["ended"].partition("::test_")[2]: one["status"] for one in said if "ended" in one}
     assert status == {
         "passes": "not computed",
+        "is_below_zero": "not computed",
         "differs": "not computed",
         "is_not_close": "not computed",
         "crashes": "failed",
