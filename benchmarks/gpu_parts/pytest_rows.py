@@ -60,7 +60,7 @@ _SIGNS = ("numbers that are not finite", "math domain error")
 
 
 def _compares(report):
-    """True if a test failed by numbers that no device computed: in a comparison, or in a root of one below 0."""
+    """True if a test failed by numbers that no device computed: it compared them, or took the root of one."""
     crash = getattr(report.longrepr, "reprcrash", None)
     said = "" if crash is None else crash.message
     return said.startswith(("assert ", "AssertionError")) or any(sign in said for sign in _SIGNS)
