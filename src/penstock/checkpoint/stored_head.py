@@ -1,7 +1,7 @@
-"""Whether a folder stores an output matrix that differs from its embedding; no torch.
+"""Comparison of a folder's output matrix with its embedding; no torch.
 
-Some writers store a tied output matrix a second time. Others store one that was trained apart beside a
-config.json that ties it: transformers keeps it then, and so does Penstock.
+Some writers store a tied output matrix a second time. Other folders hold an output matrix of their own
+although config.json ties it to the embedding. transformers uses that matrix, and so does Penstock.
 """
 
 import json
@@ -23,7 +23,7 @@ _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 def differs_from_embedding(files: Iterable[Path]) -> bool:
-    """Return True if an output matrix is stored beside an embedding of other values.
+    """Return True if the stored output matrix and the stored embedding differ.
 
     The matrices are compared number by number. Files that cannot be read are left to whoever opens them.
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """What a field may be. Of a collection it holds for each entry, of a table of pairs for each key."""
+    """Allowed values of a field. For a collection, of each entry; for a table of pairs, of each key."""
 
     pattern: str = ""
     """Regular expression of the whole text, in the syntax that Python and RE2 share. Empty text is unset."""
@@ -30,7 +30,7 @@ class Limit:
     least: float | None = None
     most: float | None = None
     says: str = ""
-    """What it is, after "takes": "a Kubernetes quantity"."""
+    """Kind of value, as messages name it after "takes", such as "a Kubernetes quantity"."""
     fix: str = ""
     option: str = ""
     """Name in messages; empty: the field's, without a unit of seconds."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from penstock.core.errors import UsageError
 from penstock.core.limits import Limit, check_limits, limited
-from penstock.launch.pod_networks import PROVIDERS, PodNetwork
+from penstock.launch.pod_networks import NAME, PREFIX, PROVIDERS, RESOURCE, PodNetwork
 
 NETWORK_POLICIES = ("run", "none")
 OWN_PATHS = ("/tmp", "/cache", "/dev/shm", "/etc/penstock", "/etc/penstock-code")
@@ -34,19 +34,11 @@ _QUANTITY = Limit(
     says="a Kubernetes quantity",
     fix="Example: 64Gi.",
 )
-_NAME = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-_PREFIX = "[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?/"
 _KEY = Limit(
-    pattern=f"({_PREFIX})?{_NAME}",
+    pattern=f"({PREFIX})?{NAME}",
     longest=317,
     says="the key of a label",
     fix="Example: topology.kubernetes.io/zone: letters, digits, -, _ and ., at most 63 after the slash.",
-)
-_RESOURCE = Limit(
-    pattern=f"{_PREFIX}{_NAME}",
-    longest=317,
-    says="the name of a resource of nodes",
-    fix="Example: nvidia.com/gpu.",
 )
 _PATH = Limit(
     pattern=r"(/([^/:\x00-\x1f\x7f.][^/:\x00-\x1f\x7f]*|\.[^/:\x00-\x1f\x7f.][^/:\x00-\x1f\x7f]*))+",
@@ -54,7 +46,7 @@ _PATH = Limit(
     says="CLAIM:PATH with an absolute path in the pod",
     fix="Leave out . and .. and empty parts, colons and control characters.",
 )
-_LABEL_VALUE = re.compile(f"({_NAME})?")
+_LABEL_VALUE = re.compile(f"({NAME})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +96,7 @@ class PodSpec:
     """Size of the folder on the node's disk that holds parts of remote corpora; it is lost with the pod."""
     shared_memory: str = limited(_QUANTITY, "8Gi")
     """Size of /dev/shm, taken from the pod's memory."""
-    device: str = limited(_RESOURCE, "")
+    device: str = limited(RESOURCE, "")
     """Resource name of a device, such as nvidia.com/gpu; each process gets one. Empty: CPU only."""
     cpu: str = limited(_QUANTITY, "")
     """CPU cores of a pod, such as 16; request and limit. Empty: the cluster's default."""

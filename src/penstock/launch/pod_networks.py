@@ -45,11 +45,15 @@ _MASTER = Limit(
     says="the name of an interface, of at most 15 characters, or a network",
     fix="`ip link` on a node lists the names.",
 )
-_RESOURCE = Limit(
-    pattern=r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?",
+NAME = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+"""Regular expression of a name in Kubernetes, as labels and resources have them."""
+PREFIX = "[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?/"
+"""Regular expression of the domain before such a name."""
+RESOURCE = Limit(
+    pattern=f"{PREFIX}{NAME}",
     longest=317,
     says="the name of a resource of nodes",
-    fix='Example: resource = "openshift.io/mlxnics".',
+    fix="Examples: nvidia.com/gpu, openshift.io/mlxnics.",
 )
 _SYSCTL = Limit(
     pattern=r"net\.[-A-Za-z0-9_./]+",
@@ -72,7 +76,7 @@ class PodNetwork:
     master: str = limited(_MASTER, "")
     """Interface of the node, such as "ens1f0"; for multi-nic-cni the network of the nodes' cards, such as
     "10.0.1.0/24"."""
-    resource: str = limited(_RESOURCE, "")
+    resource: str = limited(RESOURCE, "")
     """Resource of a device plugin, such as "openshift.io/mlxnics", that holds cards or SR-IOV functions."""
     type: NetworkType = "macvlan"
     """CNI plugin. `host-device` and `sriov` hand over a whole card or virtual function; `macvlan` and

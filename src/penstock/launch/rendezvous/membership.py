@@ -13,7 +13,7 @@ from enum import Enum
 
 
 class Entry(Enum):
-    """What a node that asks to join is told."""
+    """Answer to a node that asks to join."""
 
     WAIT = "wait"
     """The round is not complete, or the next one has not begun."""
@@ -29,14 +29,14 @@ class Entry(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOffer:
-    """What a node says when it asks to join."""
+    """Request of a node to join."""
 
     number: int
-    """Of the node in the run; members are in this order."""
+    """Number of the node in the run; members are in this order."""
     address: str
-    """Of the node, at which the first rank would listen."""
+    """Address of the node, at which the first rank would listen."""
     port: int
-    """Port that is free on it."""
+    """Free port of the node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Place:
     index: int
     num_nodes: int
     address: str
-    """Of the first member."""
+    """Address of the first member."""
     port: int
     """Free port of the first member, where the ranks of this round meet."""
 
