@@ -1,9 +1,9 @@
-"""Packet loss of a link: bursts that no queue can overflow, and what the kernel had to send again.
+"""Packet loss of a link, measured by short bursts and the kernel's count of retransmissions.
 
-A transfer at full speed overflows queues, and TCP sends again by design. A burst of ten packets, the next one
-only after the last has arrived, does not: what is sent again then was lost on the way, unless the receiver
-says that it came twice, as where a slow link answers late. The kernel counts both for each socket (TCP_INFO
-of Linux).
+A transfer at full speed overflows queues, so TCP retransmits by design. A burst of ten packets, sent only
+after the previous one has arrived, is too small for that: its retransmissions mean loss. Duplicates that the
+receiver reports (DSACK) do not: a slow link that answers late causes them. Linux counts both for each socket
+(TCP_INFO).
 """
 
 import socket
@@ -60,7 +60,7 @@ def _counts(line: socket.socket) -> tuple[int, int]:
     if not sys.platform.startswith("linux"):
         return 0, 0
     info = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-    if len(info) < _INFO_BYTES:  # before Linux 5.0
+    if len(info) < _INFO_BYTES:  # before Linux 4.19
         return 0, 0
     again, sent, twice = (
         struct.unpack_from("=I", info, at)[0] for at in (_RETRANSMITTED_AT, _SEGMENTS_AT, _TWICE_AT)

@@ -66,9 +66,13 @@ class _ZstdFile:
         except zstd.ZstdError as error:
             if "too much memory" not in str(error):
                 raise
+            remedy = (
+                f"give --zstd-long {MOST_ZSTD_LONG}, which takes up to 2 GiB of memory"
+                if self._long < MOST_ZSTD_LONG
+                else "compress it again with a smaller window"
+            )
             raise zstd.ZstdError(
-                f"its window is larger than {2**self._long >> 20} MiB (it was made with zstd --long): give "
-                f"--zstd-long {MOST_ZSTD_LONG}, which takes up to 2 GiB of memory"
+                f"its window is larger than 2^{self._long} bytes (it was made with zstd --long): {remedy}"
             ) from None
 
 
@@ -88,10 +92,10 @@ def encoding_of(content: bytes) -> str:
 
 
 def as_utf8(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield text as UTF-8 without its byte order mark; without one, it is passed on as it is.
+    """Yield text as UTF-8 without its byte order mark; text without a mark is passed on unchecked.
 
     Raises:
-        UnicodeDecodeError: it is not in the encoding that its mark names.
+        UnicodeDecodeError: the text is not in the encoding that its mark names.
 
     >>> b"".join(as_utf8(iter(["hi".encode("utf-16")])))
     b'hi'
@@ -114,7 +118,6 @@ def split_lines(pieces: Iterable[bytes], *, limit: int) -> Iterator[bytes | int]
     """Yield each line without its newline; for a line above `limit`, only its length.
 
     Memory stays below the limit plus one piece, however long a line is.
-
 
     >>> list(split_lines([b"ab\\ncd", b"ef", b"\\n\\nx"], limit=3))
     [b'ab', 4, b'', b'x']

@@ -1,7 +1,10 @@
-"""Members of an elastic run: who takes part in a round, who waits for the next one. Pure: time is a value.
+"""Membership of an elastic run: nodes of the present round, and nodes that wait for the next one.
 
-    gathering   nodes that ask to join are counted; enough of them, a last call later, make a round
-    running     each member has its place; a node that comes now waits, and one that leaves is missed
+A pure state machine: callers give the time.
+
+    gathering   joining nodes are counted; once enough have joined, a last call admits more, then a round
+                begins
+    running     each member has its place; new nodes wait, and a member that leaves is not replaced
     gathering   again, once the last member has left
 
 One process holds this state and answers every question (server.py), so the clocks of nodes need not agree.
@@ -113,10 +116,10 @@ class Membership:
         return Entry.SPARE if is_spare else Entry.WAIT, None
 
     def look(self, node: str, now: float) -> View:
-        """Return what there is; a sign of life of the node."""
+        """Return the nodes of the run, and note that this one is alive."""
         self._hear(node, now)
         return View(
-            num_waiting=len(self._waiting) if len(self._members) < self.most else 0,
+            num_waiting=min(len(self._waiting), self.most - len(self._members)),
             num_present=len(self._members),
         )
 

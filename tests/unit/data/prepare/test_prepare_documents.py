@@ -93,8 +93,14 @@ def test_a_window_of_zstd_is_read_up_to_the_one_that_was_allowed(tmp_path: Path,
     allowed = ReadOptions(text_column="text", max_document_bytes=1000, zstd_long=window_log)
     found = [record.content for record in read_records(file, allowed)]
     assert [one.text for one in found if isinstance(one, Document)] == ["a", "b"]
+    if window_log == 31:
+        (refused,) = read_records(
+            file, ReadOptions(text_column="text", max_document_bytes=1000, zstd_long=30)
+        )
+        assert isinstance(refused.content, Rejection)
+        assert "larger than 2^30 bytes" in refused.content.reason
     if window_log > 27:
-        assert "larger than 128 MiB (it was made with zstd --long): give --zstd-long 31" in reason(
+        assert "larger than 2^27 bytes (it was made with zstd --long): give --zstd-long 31" in reason(
             tmp_path / "a.jsonl.zst"
         )
 

@@ -73,6 +73,12 @@ def test_a_node_too_many_is_spare_and_is_not_waited_for_until_a_member_is_gone()
     assert found.look("0", 4.0) == View(num_waiting=1, num_present=1)
 
 
+def test_nodes_that_wait_are_counted_as_far_as_a_round_would_let_them_in():
+    found = started(1, 4, [0, 1, 2])
+    asked(found, [3, 4], 4.0)
+    assert found.look("0", 4.0) == View(num_waiting=1, num_present=3)
+
+
 def test_a_silent_node_is_lost_and_the_others_are_not():
     found = started(1, 2, [0, 1])
     for now in itertools.takewhile(lambda now: now <= LAST_CALL_S + LOST_AFTER_S, itertools.count(4.0, 2.0)):
