@@ -42,11 +42,12 @@ null-gpu-kit: setup   ## the code of `make gpu` on a GPU that computes nothing; 
 $(AZURITE):           # 365 MB, most of it telemetry: more than CI should fetch each time
 	npm install --no-audit --no-fund --silent --prefix .azurite azurite@3.37.0
 
-check: setup          ## format, lint, types, layers, links
+check: setup          ## format, lint, types, layers, sizes, links
 	ruff format --check .
 	ruff check .
 	lint-imports --no-logo
 	python tools/code_map.py --check
+	python tools/size.py --check
 	python -m tools.unproven --check
 	python -m tools.reference --check
 	python -m tools.crd --check

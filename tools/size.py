@@ -1,7 +1,7 @@
-"""Print code lines by package, and the change since the last tag. It informs and refuses nothing.
+"""Print code lines by package and the change since a commit; `--check` fails above a package's ceiling.
 
-A line of code has something besides blanks, comments and docstrings. Python and C++ of `src/penstock` count;
-`python tools/size.py --since REV` compares with any commit.
+A line of code has something besides blanks, comments and docstrings. Python, C++, JavaScript, CSS and HTML of
+`src/penstock` count; vendored files (`vendor/`) do not. `tools/size.toml` names the commit and the ceilings.
 """
 
 import argparse
@@ -11,12 +11,16 @@ import re
 import subprocess
 import sys
 import tokenize
+import tomllib
 from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCES = "src/penstock"
-C_SUFFIXES = {".c", ".cpp", ".h"}
+HOW_TO_RAISE = (
+    "Remove code, or raise the ceiling in tools/size.toml in a commit that says what was removed elsewhere."
+)
+LIMITS = ROOT / "tools/size.toml"
 _NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER
 }  # fmt: skip
@@ -44,20 +48,42 @@ def python_lines(text: str) -> int:
 
 
 def c_lines(text: str) -> int:
-    """Return the lines of `text` that hold C or C++ code.
+    """Return the lines of `text` that hold code; comments are C's, which JavaScript and CSS share.
 
     >>> c_lines("int x;  // comment\\n/* two\\nlines */\\n\\n")
     1
     """
-    text = re.sub(r"/\*.*?\*/", lambda comment: "\n" * comment[0].count("\n"), text, flags=re.DOTALL)
+    text = re.sub(r"/\*.*?\*/", _newlines, text, flags=re.DOTALL)
     return sum(bool(line.partition("//")[0].strip()) for line in text.splitlines())
 
 
+def html_lines(text: str) -> int:
+    """Return the lines of `text` that hold HTML.
+
+    >>> html_lines("<p>\\n<!-- two\\nlines -->\\n</p>\\n")
+    2
+    """
+    text = re.sub(r"<!--.*?-->", _newlines, text, flags=re.DOTALL)
+    return sum(bool(line.strip()) for line in text.splitlines())
+
+
+def _newlines(comment: re.Match[str]) -> str:
+    return "\n" * comment[0].count("\n")
+
+
+COUNTERS = {".py": python_lines, ".html": html_lines} | dict.fromkeys(
+    (".c", ".cpp", ".h", ".js", ".css"), c_lines
+)
+
+
+def is_code(path: Path) -> bool:
+    """Return whether the lines of a file count."""
+    return path.suffix in COUNTERS and "vendor" not in path.parts
+
+
 def code_lines(path: Path, text: str) -> int:
-    """Return the lines of code of one file; 0 for files that are neither Python nor C++."""
-    if path.suffix == ".py":
-        return python_lines(text)
-    return c_lines(text) if path.suffix in C_SUFFIXES else 0
+    """Return the lines of code of one file; 0 for a file that holds none."""
+    return COUNTERS[path.suffix](text) if is_code(path) else 0
 
 
 def count(files: dict[Path, str]) -> tuple[Counter[str], Counter[str]]:
@@ -67,9 +93,8 @@ def count(files: dict[Path, str]) -> tuple[Counter[str], Counter[str]]:
     for path, text in files.items():
         parts = path.relative_to(SOURCES).parts
         package = parts[0] if len(parts) > 1 else "penstock"
-        if path.suffix == ".py" or path.suffix in C_SUFFIXES:
-            lines[package] += code_lines(path, text)
-            num_files[package] += 1
+        lines[package] += code_lines(path, text)
+        num_files[package] += 1
     return lines, num_files
 
 
@@ -82,31 +107,54 @@ def git(*arguments: str) -> str:
 
 def files_now() -> dict[Path, str]:
     """Return the sources of the working tree, by path below the repository."""
-    paths = sorted(path for path in (ROOT / SOURCES).rglob("*") if path.suffix in {".py", *C_SUFFIXES})
-    return {path.relative_to(ROOT): path.read_text() for path in paths}
+    paths = sorted(path.relative_to(ROOT) for path in (ROOT / SOURCES).rglob("*"))
+    return {path: (ROOT / path).read_text() for path in paths if is_code(path)}
 
 
 def files_at(revision: str) -> dict[Path, str]:
     """Return the sources of a commit, by path below the repository."""
-    names = git("ls-tree", "-r", "--name-only", revision, SOURCES).splitlines()
-    paths = [Path(name) for name in names if Path(name).suffix in {".py", *C_SUFFIXES}]
-    return {path: git("show", f"{revision}:{path}") for path in paths}
+    paths = map(Path, git("ls-tree", "-r", "--name-only", revision, SOURCES).splitlines())
+    return {path: git("show", f"{revision}:{path}") for path in paths if is_code(path)}
+
+
+def above_ceilings(lines: Counter[str], ceilings: dict[str, int]) -> list[str]:
+    """Return a sentence for each package that has more lines than its ceiling.
+
+    >>> above_ceilings(Counter(data=11, text=5, new=1), {"data": 10, "text": 5})
+    ['data: 11 lines, ceiling 10', 'new: 1 lines, ceiling 0']
+    """
+    return [
+        f"{package}: {count:,} lines, ceiling {ceilings.get(package, 0):,}"
+        for package, count in lines.items()
+        if count > ceilings.get(package, 0)
+    ]
 
 
 def main() -> int:
-    """Print a table of packages: files, lines of code, and the change since a commit."""
+    """Print a table of packages: files, lines of code, the change since a commit and the ceiling."""
+    limits = tomllib.loads(LIMITS.read_text())
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--since", default=git("describe", "--tags", "--abbrev=0"), metavar="REV",
-                        help="commit to compare with (default: the last tag, if there is one)")  # fmt: skip
-    since = parser.parse_args().since
+    parser.add_argument("--since", default=limits["since"], metavar="REV",
+                        help="commit to compare with (default: %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--check", action="store_true", help="print nothing but the packages above their ceilings"
+    )
+    arguments = parser.parse_args()
     lines, num_files = count(files_now())
-    before = count(files_at(since))[0] if since else lines
-    print(f"{'package':<12} {'files':>6} {'code lines':>11}" + (f"  since {since}" if since else ""))
-    for package in sorted(lines, key=lambda name: -lines[name]):
-        change = f"  {lines[package] - before[package]:+,}" if since else ""
-        print(f"{package:<12} {num_files[package]:>6} {lines[package]:>11,}{change}")
-    change = f"  {lines.total() - before.total():+,}" if since else ""
-    print(f"{'sum':<12} {num_files.total():>6} {lines.total():>11,}{change}")
+    if arguments.check:
+        above = above_ceilings(lines, limits["ceilings"])
+        print(
+            "\n".join([*above, *([HOW_TO_RAISE] if above else [])]), file=sys.stderr, end="\n" * bool(above)
+        )
+        return bool(above)
+    before = count(files_at(arguments.since))[0]
+    print(f"{'package':<12} {'files':>6} {'code lines':>11} {'ceiling':>8}  since {arguments.since}")
+    for name in sorted(lines | before, key=lambda name: -lines[name]):
+        ceiling = limits["ceilings"].get(name, 0)
+        change = lines[name] - before[name]
+        print(f"{name:<12} {num_files[name]:>6} {lines[name]:>11,} {ceiling:>8,}  {change:+,}")
+    change = lines.total() - before.total()
+    print(f"{'sum':<12} {num_files.total():>6} {lines.total():>11,} {'':>8}  {change:+,}")
     return 0
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.size import C_SUFFIXES, code_lines
+from tools.size import code_lines, is_code
 
 ROOT = Path(__file__).parent.parent
 BEGIN = "<!-- begin: written by tools/unproven.py -->"
@@ -122,8 +122,7 @@ def lines_of(where: str, sources: Path) -> int:
     name, _, inner = where.partition("::")
     path = sources / name
     if path.is_dir():
-        files = [file for file in path.rglob("*") if file.suffix in {".py", *C_SUFFIXES}]
-        return sum(code_lines(file, file.read_text()) for file in files)
+        return sum(code_lines(file, file.read_text()) for file in path.rglob("*") if is_code(file))
     text = path.read_text() if path.is_file() else ""
     if text and not inner:
         return code_lines(path, text)
