@@ -131,17 +131,6 @@ METRICS_PAGE = """\
 `run`, the name of the run's folder; metrics of a corpus have `corpus` too.
 
 {training}
-## Of a node
-
-`GET /metrics` at the port of `penstock doctor --every TIME --metrics-port N`; each has the label `node`.
-
-{node}
-## Of the links between nodes
-
-The file that `penstock doctor --metrics FILE` writes. Metrics of a link have the labels `source`,
-`source_card`, `target` and `target_card`; outliers `node`, `card` and `why`.
-
-{links}
 ## Of a server
 
 `GET /metrics`, in the text format of Prometheus.
@@ -766,7 +755,7 @@ def number(value: float) -> str:
 def metrics_page() -> str:
     """Return the metrics of a run and those of a server."""
     from penstock.engine.stats import EngineCounters, Stats
-    from penstock.obs.metric_names import BY_CORPUS, LINKS, METRICS, NODE, SERVING, TRAINING, training_metric
+    from penstock.obs.metric_names import BY_CORPUS, METRICS, SERVING, TRAINING, training_metric
     from penstock.serve.metrics import Metrics
 
     nothing = {field.name: 0 for field in dataclasses.fields(Stats) if field.name != "counts"}
@@ -791,29 +780,12 @@ def metrics_page() -> str:
         )
         for name, (unit, meaning) in TRAINING.items()
     ]
-    node_labels = {
-        "penstock_node_findings": " by `check`, `level`",
-        "penstock_node_xid": " by `gpu`, `xid`",
-    }
-    checked = [
-        (
-            f"`{name}_total`" if name == "penstock_node_xid" else f"`{name}`",
-            ("counter" if name == "penstock_node_xid" else "gauge")
-            + node_labels.get(name, " by `gpu`" if "_gpu_" in name else ""),
-            unit,
-            cell(meaning),
-        )
-        for name, (unit, meaning) in NODE.items()
-    ]
-    measured = [(f"`{name}`", "gauge", unit, cell(meaning)) for name, (unit, meaning) in LINKS.items()]
-    run, training, node, links, server = (
+    run, training, server = (
         table(("metric", "unit", "meaning"), rows),
         table(("metric", "kind", "unit", "meaning"), watched),
-        table(("metric", "kind", "unit", "meaning"), checked),
-        table(("metric", "kind", "unit", "meaning"), measured),
         table(("metric", "kind", "unit", "meaning"), served),
     )
-    return METRICS_PAGE.format(run=run, training=training, node=node, links=links, server=server)
+    return METRICS_PAGE.format(run=run, training=training, server=server)
 
 
 def decisions_page() -> str:

@@ -67,15 +67,15 @@ def test_ranks_without_a_place_to_meet_are_told_how_to_start(tmp_path):
     assert "Start them with torchrun" in " ".join(done.stderr.split())
 
 
-def test_outliers_and_links_are_written_for_schedulers_and_prometheus(tmp_path):
-    hosts, metrics = tmp_path / "exclude.txt", tmp_path / "links.prom"
-    done = penstock(
-        "doctor", "--processes", 2, "--checks", "kernel", "--exclude", hosts, "--metrics", metrics
-    )  # fmt: skip
+def test_outliers_and_the_report_are_written_for_schedulers_and_programs(tmp_path):
+    hosts, report = tmp_path / "exclude.txt", tmp_path / "doctor.json"
+    done = penstock("doctor", "--processes", 2, "--checks", "kernel", "--exclude", hosts, "--json", report)
     assert done.returncode == 0, done.stdout + done.stderr
     assert hosts.read_text() == ""
-    assert "# TYPE penstock_link_bits_per_second gauge" in metrics.read_text()
-    assert metrics.read_text().count("penstock_link_round_trip_seconds{") == 2
+    assert "between processes" in done.stdout
+    written = json.loads(report.read_text())
+    assert {(link["source"], link["target"]) for link in written["links"]} == {(0, 1), (1, 0)}
+    assert written["outliers"] == []
 
 
 def test_a_network_that_is_not_here_is_refused_with_those_that_are():

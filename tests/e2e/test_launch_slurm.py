@@ -309,7 +309,9 @@ def test_the_doctor_examines_the_nodes_before_the_first_start(slurm, launch, cor
     files = run / "launch"
     report = (files / "doctor.txt").read_text()
     assert "2 nodes: " in report
-    assert 'penstock_link_bits_per_second{source="n' in (files / "links.prom").read_text(), report
+    measured = json.loads((files / "doctor.json").read_text())
+    assert all(node["host"].startswith("n") for node in measured["nodes"]), report
+    assert {(link["source"], link["target"]) for link in measured["links"]} == {(0, 1), (1, 0)}
     assert (files / "exclude.txt").exists()
     assert newest_step(run) == 2, "a red line is reported, and does not end the run"
 

@@ -60,19 +60,6 @@ def page(port):
         return ""
 
 
-def names_of_a_daemon():
-    """Return the names of the series of `penstock doctor --every`."""
-    port = free_port()
-    words = ["--every", "1h", "--checks", "gpus", "--metrics-port", str(port)]
-    with Command("doctor", *words, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            wait_for(lambda: "penstock_node_healthy" in page(port), process)
-            return set(re.findall(r"^(\w+)", page(port), re.MULTILINE))
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=120)
-
-
 @pytest.fixture(scope="module")
 def published(tmp_path_factory, corpus, tiny_server):
     """Names of the series at the endpoints of a server and of a training run."""
@@ -80,7 +67,6 @@ def published(tmp_path_factory, corpus, tiny_server):
         http.get("/v1/models")  # requests are counted from the first
         names = set(re.findall(r"^(\w+)", http.get("/metrics").text, re.MULTILINE))
     names.add(training_metric("mfu"))  # not there if other work disturbed the measurement of the peak
-    names |= names_of_a_daemon()
     folder = tmp_path_factory.mktemp("watched")
     recipe = folder / "recipe.toml"
     recipe.write_text(f"""

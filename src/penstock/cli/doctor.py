@@ -5,7 +5,7 @@ example:
   penstock doctor --corpus corpus --store s3://bucket/scratch --folder /data/runs
   torchrun --nnodes 4 --nproc-per-node 1 --rdzv-endpoint HOST:29500 -m penstock doctor --out cluster.toml
   penstock doctor --processes 2
-  penstock doctor --every 1h --metrics-port 9092 --checks gpus,copies
+  penstock doctor --json --checks gpus,copies
 
 Green is as it should be, yellow works but costs speed or safety, red fails, hangs or is several times
 slower. Each yellow and red line says what to do. Nothing is changed: files written for measuring, in
@@ -25,11 +25,10 @@ from penstock.cli.streams import complain, explain
 from penstock.core import env
 from penstock.core.errors import UsageError, nearest
 from penstock.core.files import check_folder_of
-from penstock.core.log import set_up
-from penstock.core.signals import StopFlag
-from penstock.core.units import parse_duration
 from penstock.launch.local import check_processes
 from penstock.launch.local import run as run_processes
+
+_STDOUT = Path("-")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,9 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--exclude", type=Path, metavar="FILE", help="write the hosts to leave out, one a line; may be empty"
     )
     parser.add_argument(
-        "--metrics", type=Path, metavar="FILE", help="write the links and outliers as Prometheus text"
-    )
-    parser.add_argument(
         "--checks",
         default="",
         metavar="NAMES",
@@ -82,21 +78,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--expect-gpus", type=int, metavar="N", help="NVIDIA GPUs of a machine; default: those on its PCI bus"
     )
     parser.add_argument(
-        "--every",
-        metavar="TIME",
-        help="check again every 15m, 1h ..., until a signal; needs --metrics-port or "
-        "a pod in which PENSTOCK_NODE names the node whose condition is set",
+        "--json",
+        nargs="?",
+        type=Path,
+        const=_STDOUT,
+        metavar="FILE",
+        help="print JSON instead of text; with FILE: write it there and print text",
     )
-    parser.add_argument(
-        "--metrics-port", type=int, metavar="N", help="with --every: serve the findings to Prometheus"
-    )
-    parser.add_argument(
-        "--metrics-host",
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="address of that port; default: 127.0.0.1, for this machine only",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -104,17 +92,13 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("seconds", "timeout"):
         if not 0 < getattr(arguments, name) < float("inf"):
             raise UsageError(f"--{name} must be above 0", got=getattr(arguments, name))
-    for option in ("out", "exclude", "metrics"):
+    for option in ("out", "exclude", "json"):
         if path := getattr(arguments, option):
             check_folder_of(path, option=f"--{option}")
     if arguments.store:
         from penstock.doctor.checks.object_store import place_of
 
         place_of(arguments.store)  # an invalid address is refused before measuring
-    if arguments.every:
-        return _watch(arguments)
-    if arguments.metrics_port is not None:
-        raise UsageError("--metrics-port is for a doctor that stays", fix="Add --every, say --every 1h.")
     check_processes(arguments.processes)
     env.silence_torch()
     import penstock.doctor.run_checks  # torch; imported once, before processes fork
@@ -142,50 +126,10 @@ def _check_names(text: str, known: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def _watch(arguments: argparse.Namespace) -> int:
-    """Check at intervals until a signal."""
-    from penstock.doctor.daemon import run as watch
-    from penstock.doctor.node_group import host_name
-
-    api, port = env.cluster_api(), arguments.metrics_port
-    if port is None and api is None:
-        raise UsageError(
-            "--every tells nobody what it finds", fix="Add --metrics-port, or set PENSTOCK_NODE in a pod."
-        )
-    if port is not None and not 0 < port < 65536:
-        raise UsageError("--metrics-port is no TCP port", got=port)
-    of_many = (arguments.out, arguments.exclude, arguments.metrics, arguments.json, arguments.network)
-    if arguments.processes != 1 or any(of_many):
-        raise UsageError(
-            "--every checks one machine",
-            fix="Leave --processes, --out, --exclude, --metrics, --network and --json out.",
-        )
-    every_s = parse_duration(arguments.every)
-    set_up()
-    flag = StopFlag().install()
-    words = ["--folder", str(arguments.folder), "--seconds", str(arguments.seconds)]
-    for name in ("corpus", "store", "checks"):
-        if value := getattr(arguments, name):
-            words += [f"--{name}", value]
-    if arguments.expect_gpus is not None:
-        words += ["--expect-gpus", str(arguments.expect_gpus)]
-    watch(
-        words,
-        every_s=every_s,
-        host=arguments.metrics_host,
-        port=port,
-        node=api.node if api else host_name(),
-        api=api,
-        is_stopped=lambda: flag.requested_by is not None,
-    )
-    return 0
-
-
 def _examine(arguments: argparse.Namespace) -> int:
     from penstock.core.files import write_atomic
     from penstock.doctor.checks.check import CheckOptions
     from penstock.doctor.cluster import cluster_of
-    from penstock.doctor.link_metrics import metrics_text
     from penstock.doctor.outliers import hosts_to_leave_out
     from penstock.doctor.report import as_json, as_text
     from penstock.doctor.run_checks import CHECKS, examine
@@ -203,7 +147,10 @@ def _examine(arguments: argparse.Namespace) -> int:
     report = examine(options, timeout_s=arguments.timeout, on_check=_progress)
     if report is None:
         return 0
-    print(json.dumps(as_json(report)) if arguments.json else "\n".join(as_text(report)))
+    as_lines = json.dumps(as_json(report)) if arguments.json else ""
+    print(as_lines if arguments.json == _STDOUT else "\n".join(as_text(report)))
+    if arguments.json and arguments.json != _STDOUT:
+        write_atomic(arguments.json, f"{as_lines}\n")
     if arguments.out:
         cluster, assumed = cluster_of(report)
         write(cluster, arguments.out)
@@ -212,9 +159,6 @@ def _examine(arguments: argparse.Namespace) -> int:
     if arguments.exclude:
         hosts = hosts_to_leave_out(report.outliers)
         write_atomic(arguments.exclude, "".join(f"{host}\n" for host in hosts))
-    if arguments.metrics:
-        text = metrics_text(report.links, report.outliers, report.hosts, seconds=report.seconds)
-        write_atomic(arguments.metrics, text)
     return report.exit_code
 
 

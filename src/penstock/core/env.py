@@ -342,26 +342,6 @@ def prepare_hub(*, offline: bool) -> None:
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # lm-eval would fork for each standard error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterApi:
-    """Kubernetes API as a pod reaches it, and the node that the pod runs on."""
-
-    url: str
-    node: str
-
-
-def cluster_api() -> ClusterApi | None:
-    """Read KUBERNETES_SERVICE_HOST, _PORT and PENSTOCK_NODE; None unless all are set.
-
-    Kubernetes sets the first two in every pod; the manifest sets the third, from spec.nodeName.
-    """
-    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{name}", "") for name in ("HOST", "PORT"))
-    node = os.environ.get("PENSTOCK_NODE", "")
-    if not (host and port and node):
-        return None
-    return ClusterApi(url=f"https://{f'[{host}]' if ':' in host else host}:{port}", node=node)
-
-
 def set_variables(values: Mapping[str, str]) -> None:
     """Set environment variables of this process and of those that it starts."""
     os.environ.update(values)

@@ -1,5 +1,6 @@
 """Preflight of a run's pods: the doctor in each of them, all together, before the job's first start."""
 
+import json
 import os
 import shutil
 import signal
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from penstock.core import clock, env
 from penstock.core.errors import UsageError
 from penstock.launch.job_folder import JobFolder
-from penstock.launch.preflight import EXCLUDE, EXIT_OUTLIERS, METRICS, REPORT, command_of, reasons_of
+from penstock.launch.preflight import EXCLUDE, EXIT_OUTLIERS, REPORT, REPORT_JSON, command_of, reasons_of
 from penstock.launch.spec import RunSpec
 
 SLOW_NODE = "[slow node] "
@@ -74,7 +75,7 @@ def examine_pods(spec: RunSpec, folder: JobFolder, *, node: int, host: str, port
     if not _all_there(spec, folder, node=node, job=job):
         return signal.SIGTERM not in signal.sigpending()
     if node == 0:  # of an earlier job
-        for name in (EXCLUDE, METRICS):
+        for name in (EXCLUDE, REPORT_JSON):
             (folder.path / name).unlink(missing_ok=True)
     variables = {**env.variables(""), **variables_of(spec, node=node, host=host, port=port)}
     report = folder.path / REPORT if node == 0 else os.devnull
@@ -97,7 +98,7 @@ def examine_pods(spec: RunSpec, folder: JobFolder, *, node: int, host: str, port
         fix = "Mend what the report has in red."
         if code == EXIT_OUTLIERS:  # all of it is of these nodes
             slow = (folder.path / EXCLUDE).read_text().split()
-            reasons = reasons_of((folder.path / METRICS).read_text())
+            reasons = reasons_of(json.loads((folder.path / REPORT_JSON).read_text()))
             for name in slow:
                 why = reasons.get(name, "")[:_REASON_CHARACTERS]
                 os.write(1, f"{SLOW_NODE}{name}: {why}\n".encode())

@@ -1,12 +1,13 @@
 """Preflight of a run: the doctor's command on each of its nodes, and the files that it leaves. Pure."""
 
-import re
+from collections.abc import Mapping
+from typing import Any
 
 from penstock.launch.pod_networks import declared
 from penstock.launch.spec import RunSpec
 
-REPORT, EXCLUDE, METRICS = "doctor.txt", "exclude.txt", "links.prom"
-"""Files of the run's `launch` folder: the report, hosts to leave out, links as Prometheus text."""
+REPORT, REPORT_JSON, EXCLUDE = "doctor.txt", "doctor.json", "exclude.txt"
+"""Files of the run's `launch` folder: the report as text and as JSON, and the hosts to leave out."""
 EXIT_OUTLIERS = 3
 """Exit code of the doctor: all that is red is mended by leaving out the hosts of EXCLUDE."""
 _SECONDS, _TIMEOUT_S = 20, 60
@@ -23,26 +24,18 @@ def command_of(spec: RunSpec) -> tuple[str, ...]:
         f"--folder={spec.run_dir}",
         *(f"--network={name}" for name in networks),
         f"--exclude={folder}/{EXCLUDE}",
-        f"--metrics={folder}/{METRICS}",
+        f"--json={folder}/{REPORT_JSON}",
     )
 
 
-_LABEL = r'"((?:[^"\\]|\\.)*)"'
-_OUTLIER = re.compile(rf"^penstock_links_outlier\{{node={_LABEL},card={_LABEL},why={_LABEL}\}}", re.MULTILINE)
+def reasons_of(report: Mapping[str, Any]) -> dict[str, str]:  # Any: JSON
+    """Return why each node is to be left out, as one line, from the content of REPORT_JSON.
 
-
-def reasons_of(metrics: str) -> dict[str, str]:
-    """Return why each node is to be left out, as one line, from the text of METRICS.
-
-    >>> reasons_of('penstock_links_outlier{node="n2",card="eth0",why="is slow"} 1')
+    >>> reasons_of({"outliers": [{"node": 2, "host": "n2", "card": "eth0", "why": "is slow"}]})
     {'n2': 'eth0 is slow'}
     """
     found: dict[str, list[str]] = {}
-    for labels in _OUTLIER.findall(metrics):
-        node, card, why = (re.sub(r"\\(.)", _unescaped, text) for text in labels)
-        found.setdefault(node, []).append(f"{card} {why}".strip())
+    for outlier in report["outliers"]:
+        why = " ".join(f"{outlier['card']} {outlier['why']}".split())
+        found.setdefault(outlier["host"] or str(outlier["node"]), []).append(why)
     return {node: ", ".join(why) for node, why in found.items()}
-
-
-def _unescaped(escaped: re.Match[str]) -> str:
-    return " " if escaped[1] == "n" else escaped[1]

@@ -155,31 +155,3 @@ TRAINING: Final[dict[str, tuple[str, str]]] = {
     "penstock_train_steps_not_finite": ("steps", "Of those, steps whose loss or gradient was not finite."),
 }
 """Metrics of a training run in Prometheus format, gauges by `run`; counters there end in `_total`."""
-
-NODE: Final[dict[str, tuple[str, str]]] = {
-    "penstock_node_healthy": ("", "1: the last check found nothing red; 0: it did, or could not run."),
-    "penstock_node_findings": ("findings", "Findings of the last check, by check and level."),
-    "penstock_node_checked_timestamp_seconds": ("s", "Unix time of the last check's end."),
-    "penstock_node_check_seconds": ("s", "Duration of the last check."),
-    "penstock_node_xid": ("errors", "Xid errors since the daemon started, by GPU and number."),
-    "penstock_node_gpu_uncorrected_errors": (
-        "errors",
-        "ECC errors not corrected since the driver was loaded.",
-    ),
-    "penstock_node_gpu_corrected_errors": ("errors", "ECC errors corrected since the driver was loaded."),
-    "penstock_node_gpu_remapped_rows": ("rows", "Rows of memory replaced by spare ones, for good."),
-    "penstock_node_gpu_throttle_bits": ("", "NVML's clock event reasons, as a sum of bits."),
-}
-"""Metrics of `penstock doctor --metrics-port`, by `node`; counters there end in `_total`."""
-
-LINKS: Final[dict[str, tuple[str, str]]] = {
-    "penstock_link_bits_per_second": ("bit/s", "Speed of a transfer; 0: it would have hung."),
-    "penstock_link_round_trip_seconds": ("s", "Shortest round trip of small messages."),
-    "penstock_link_path_mtu_bytes": ("bytes", "Largest packet that arrived whole."),
-    "penstock_link_lost_ratio": ("", "Share of packets that had to be sent again, in short bursts."),
-    "penstock_link_faulty": ("", "1: dead, hanging, or losing large packets."),
-    "penstock_links_outlier": ("", "1 for each node or card that a run should leave out."),
-    "penstock_links_check_seconds": ("s", "Duration of the whole check."),
-}
-"""Metrics of `penstock doctor --metrics FILE` on several nodes, gauges by link: `source`, `source_card`,
-`target`, `target_card`."""

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.doctor.checks import gpus
-from penstock.doctor.xid import Xid, XidListener, judge
 
 
 class NVMLError(Exception):
@@ -18,10 +17,6 @@ class NVMLError_NotSupported(NVMLError):  # noqa: N801 - its name in the package
 
 
 class NVMLError_FunctionNotFound(NVMLError):  # noqa: N801
-    pass
-
-
-class NVMLError_Timeout(NVMLError):  # noqa: N801
     pass
 
 
@@ -51,7 +46,6 @@ def driver(**over):
         "NVMLError": NVMLError,
         "NVMLError_NotSupported": NVMLError_NotSupported,
         "NVMLError_FunctionNotFound": NVMLError_FunctionNotFound,
-        "NVMLError_Timeout": NVMLError_Timeout,
         **over,
     }
     return SimpleNamespace(**parts)
@@ -92,8 +86,7 @@ def test_without_the_package_or_the_driver_it_is_not_measured(monkeypatch):
 
 def test_the_real_package_has_every_name_that_is_used():
     pynvml = pytest.importorskip("pynvml")
-    used = set(vars(driver())) | {"nvmlEventSetCreate", "nvmlEventSetWait_v2", "nvmlDeviceRegisterEvents"}
-    assert [name for name in used | {"nvmlEventTypeXidCriticalError"} if not hasattr(pynvml, name)] == []
+    assert [name for name in vars(driver()) if not hasattr(pynvml, name)] == []
     assert (pynvml.nvmlClocksThrottleReasonHwSlowdown, pynvml.nvmlClocksThrottleReasonSwThermalSlowdown) == (
         8,
         32,
@@ -115,34 +108,3 @@ def test_gpus_on_the_bus_are_counted(tmp_path):
         (tmp_path / str(number) / "class").write_text(f"{kind}\n")
     assert gpus._on_the_bus(tmp_path) == 2
     assert gpus._on_the_bus(tmp_path / "absent") == 0
-
-
-def test_xid_errors_are_counted_while_somebody_listens(monkeypatch):
-    events = iter([SimpleNamespace(device=0, eventData=79)] * 2 + [SimpleNamespace(device=1, eventData=31)])
-
-    def wait(*_):
-        try:
-            return next(events)
-        except StopIteration:
-            raise NVMLError("closed") from None
-
-    listening = driver(
-        nvmlEventSetCreate=object,
-        nvmlDeviceRegisterEvents=lambda *_: None,
-        nvmlEventSetWait_v2=wait,
-        nvmlEventTypeXidCriticalError=8,
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", listening)
-    with XidListener() as listener:
-        listener._thread.join(60)
-        seen = listener.seen()
-    assert seen == {Xid("0000:3b:00.0", 79): 2, Xid("0000:3c:00.0", 31): 1}
-    (found,) = judge(seen)
-    assert "had Xid 79, 2 times: it has fallen off the bus" in found.what
-    assert found.remedy
-
-
-def test_without_a_driver_nothing_is_listened_for(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    with XidListener() as listener:
-        assert listener.seen() == {}

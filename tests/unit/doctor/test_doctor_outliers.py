@@ -1,4 +1,4 @@
-"""Which nodes and cards a run should leave out, the exit code, and the metrics of all links."""
+"""Which nodes and cards a run should leave out, and the exit code."""
 
 from dataclasses import replace
 from itertools import permutations
@@ -6,7 +6,6 @@ from itertools import permutations
 from penstock.doctor.checks.check import BETWEEN, red
 from penstock.doctor.judge_links import judge_links
 from penstock.doctor.link import LinkFault, LinkMeasurement
-from penstock.doctor.link_metrics import metrics_text
 from penstock.doctor.outliers import hosts_to_leave_out
 from penstock.doctor.report import DoctorReport, as_json, as_text
 
@@ -94,21 +93,3 @@ def test_a_far_link_is_a_yellow_line():
     (far,) = [finding for finding in judge_links([], links) if "others have 0.10 ms" in finding.what]
     assert far.what.startswith("net1 of node 2: ")
     assert report_of(links).exit_code == 0
-
-
-def test_every_link_and_outlier_is_a_line_that_prometheus_reads():
-    from prometheus_client.parser import text_string_to_metric_families
-
-    links = with_fault(links_of(3, "net1", "net2"), 2, "net2", gbit_s=1.0)
-    report = report_of(links, hosts=3, num_nodes=3)
-    text = metrics_text(links, report.outliers, report.hosts, seconds=report.seconds)
-    read = {family.name: family.samples for family in text_string_to_metric_families(text)}
-    speeds = {
-        (sample.labels["source"], sample.labels["target"], sample.labels["source_card"]): sample.value
-        for sample in read["penstock_link_bits_per_second"]
-    }
-    assert len(speeds) == 12
-    assert speeds["host2", "host0", "net2"] == 1e9
-    (outlier,) = read["penstock_links_outlier"]
-    assert outlier.labels == {"node": "host2", "card": "net2", "why": "is slow"}
-    assert read["penstock_link_path_mtu_bytes"][0].value == 9000

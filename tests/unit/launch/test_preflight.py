@@ -1,7 +1,10 @@
 """The doctor's command before a run, and what is read of its files."""
 
-from penstock.doctor.link_metrics import metrics_text
-from penstock.doctor.outliers import Outlier
+import json
+from dataclasses import replace
+
+from penstock.doctor.checks.check import red
+from penstock.doctor.report import DoctorReport, as_json
 from penstock.launch.pod import PodSpec
 from penstock.launch.pod_networks import PodNetwork
 from penstock.launch.preflight import command_of, reasons_of
@@ -17,7 +20,7 @@ def test_the_doctor_measures_the_networks_of_the_run_and_says_what_to_leave_out(
     assert networks_in(command) == ["ens1", "ens2"]
     assert {
         "--exclude=/data/runs/first/launch/exclude.txt",
-        "--metrics=/data/runs/first/launch/links.prom",
+        "--json=/data/runs/first/launch/doctor.json",
     } <= set(command)
 
 
@@ -28,19 +31,21 @@ def test_in_pods_it_measures_the_cards_that_were_declared():
 
 
 def test_the_reasons_are_read_from_what_the_doctor_writes():
-    def outlier(node, host, card, why):
-        return Outlier(node=node, host=host, card=card, why=why)
+    def red_line(node, what):
+        return replace(red("disk", what, remedy="Mend it."), nodes=(node,))
 
-    outliers = [
-        outlier(1, "n1", "net1", "is slow"),
-        outlier(1, "n1", "net2", "loses large packets"),
-        outlier(2, "n2", "", 'disk: "/runs" has\n1 MiB free \\'),
-        outlier(3, "", "", "did not report"),
-    ]
-    text = metrics_text([], outliers, {}, seconds=1.0)
-    assert reasons_of(text) == {
-        "n1": "net1 is slow, net2 loses large packets",
-        "n2": 'disk: "/runs" has 1 MiB free \\',
+    report = DoctorReport(
+        hosts={0: "n0", 1: "n1", 2: "n2"},
+        num_nodes=4,
+        findings=[red_line(1, '"/runs" has\n1 MiB free \\'), red_line(1, "slow"), red_line(2, "full")],
+        facts={},
+        links=[],
+        num_local=1,
+        seconds=1.0,
+    )
+    assert reasons_of(json.loads(json.dumps(as_json(report)))) == {
+        "n1": 'disk: "/runs" has 1 MiB free \\, disk: slow',
+        "n2": "disk: full",
         "3": "did not report",
     }
-    assert reasons_of(metrics_text([], [], {}, seconds=1.0)) == {}
+    assert reasons_of(as_json(replace(report, findings=[], num_nodes=1))) == {}

@@ -1,7 +1,7 @@
 """Check: health of NVIDIA GPUs as their driver reports it: count, ECC, row remapping, throttling, PCIe links.
 
 `measure` only reads, through NVML (the package nvidia-ml-py): it takes no memory of a GPU and disturbs no
-job. Xid errors are events; the daemon (doctor/daemon.py) listens for them between its checks.
+job. Xid errors are events, which dcgm-exporter and node-problem-detector report (docs/how-to/check-nodes.md).
 """
 
 from collections.abc import Callable, Iterator

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from penstock.core.errors import UsageError
 from penstock.launch.attempt import BASE_PORT, NUM_PORTS
 from penstock.launch.network_settings import Setting
-from penstock.launch.preflight import EXCLUDE, METRICS, REPORT, command_of
+from penstock.launch.preflight import EXCLUDE, REPORT, REPORT_JSON, command_of
 from penstock.launch.render.common_settings import settings_of_run
 from penstock.launch.render.rendered import Rendered
 from penstock.launch.spec import RunSpec
@@ -219,8 +219,8 @@ def _out_of_requeues(spec: RunSpec) -> list[str]:
 
 
 def _doctor(spec: RunSpec) -> list[str]:
-    report, exclude, metrics = (
-        shlex.quote(f"{spec.run_dir}/launch/{name}") for name in (REPORT, EXCLUDE, METRICS)
+    report, as_json, exclude = (
+        shlex.quote(f"{spec.run_dir}/launch/{name}") for name in (REPORT, REPORT_JSON, EXCLUDE)
     )
     ends = [
         '  if [ "$examined" -ne 0 ] && [ -z "$woken" ]; then',
@@ -231,7 +231,7 @@ def _doctor(spec: RunSpec) -> list[str]:
     return [
         f"# Examine the nodes before the first start; the report is launch/{REPORT}.",
         'if [ "$starts" -eq 0 ]; then',
-        f"  rm -f {exclude} {metrics} # of an earlier job",
+        f"  rm -f {exclude} {as_json} # of an earlier job",
         f"  export DOCTOR_PORT=$(({BASE_PORT} + (SLURM_JOB_ID * 7 + 9973) % {NUM_PORTS}))",
         '  srun --ntasks-per-node=1 --ntasks="$SLURM_NNODES" --kill-on-bad-exit=0 --cpu-bind=none '
         "bash -c 'export RANK=$SLURM_PROCID "
