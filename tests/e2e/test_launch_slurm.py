@@ -141,7 +141,7 @@ def test_a_run_survives_preemption_a_lost_node_and_its_time_limit(slurm, launch,
 
 
 @pytest.mark.timeout(900)
-def test_an_elastic_job_goes_on_without_a_lost_node_gets_another_and_is_resized(
+def test_an_elastic_job_goes_on_without_a_lost_node_and_is_resized(
     slurm, launch, corpus, tmp_path
 ):
     run = tmp_path / "elastic"
@@ -163,23 +163,19 @@ def test_an_elastic_job_goes_on_without_a_lost_node_gets_another_and_is_resized(
         next(n for n in slurm.run("scontrol", "show", "hostnames", names).stdout.split() if n != first)
     )
     trains_on(2, since=seen)
-    # The fourth node is free: the job asks for it, and it joins.
-    trains_on(3, since=seen + 1)
-    assert len([event for event in events_of(run) if event["event"] == "asked"]) == 1
     assert status(launch, run)["job"] == job, "the same job all the time"
-    reached, seen = trained_step(run), len(starts_of(run))
-    resized = launch("resize", run, "1:2")
-    assert resized.returncode == 0, resized.stderr
-    trains_on(2, since=seen)
-    assert starts_of(run)[-1][0] >= reached, "all had saved"
+    for nodes, size in (("1:3", 3), ("1:2", 2)):
+        reached, seen = trained_step(run), len(starts_of(run))
+        resized = launch("resize", run, nodes)
+        assert resized.returncode == 0, resized.stderr
+        trains_on(size, since=seen)
+        assert starts_of(run)[-1][0] >= reached, "all had saved"
     done = launch("cancel", run)
     assert "stopped after saving" in done.stdout, done.stderr
-    wait_until(lambda: slurm.run("squeue", "-h").stdout == "", "the end of both jobs")
+    wait_until(lambda: slurm.run("squeue", "-h").stdout == "", "the end of the job")
     audit = json.loads(run_cli("data", "audit", run, "--json").stdout)
     assert (audit["samples"], audit["faults"]) == (audit["steps"] * 12, []), "each once, in order"
     assert set(audit["ranks"]) == {2, 3}
-    ended = [(event["node"], event["code"]) for event in events_of(run) if event["event"] == "node_ended"]
-    assert (3, 75) in ended, "the node that joined left with the run"
 
 
 def _is_signalled(ranks):

@@ -29,9 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--host", default="", metavar="ADDRESS", help="address of the rendezvous; default: Slurm's"
     )
     parser.add_argument("--port", type=int, required=True, metavar="N", help="port of the rendezvous")
-    parser.add_argument(
-        "--first-node", type=int, default=0, metavar="N", help="number of this step's first node in the run"
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -48,7 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
         attempt=arguments.attempt,
         host=arguments.host,
         port=arguments.port,
-        first_node=arguments.first_node,
     )
     sys.stdout.flush()
     sys.stderr.flush()

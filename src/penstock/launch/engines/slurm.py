@@ -22,7 +22,6 @@ from penstock.launch.engines.slurm_commands import (
     run_slurm,
     try_script,
 )
-from penstock.launch.engines.slurm_growth import ASKED
 from penstock.launch.engines.slurm_queue import (
     Partition,
     asked_of,
@@ -179,8 +178,7 @@ class _Slurm:
             )
         folder.ask_to_stop()
         if now or state.status != "RUNNING":
-            joining = [str(event["joining"]) for event in folder.events() if event["event"] == ASKED]
-            run_slurm("scancel", "--quiet", job.ident, *joining)
+            run_slurm("scancel", "--quiet", job.ident)
             return f"cancelled job {job.ident}, which was {state.status}"
         run_slurm("scancel", "--batch", "--signal=USR1", job.ident)
         end = clock.monotonic() + folder.spec().grace_s + ANSWER_S

@@ -2,9 +2,8 @@
 
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from penstock.core import env
 from penstock.core.errors import PenstockError
 from penstock.launch.engines.engine import EngineUnreachable
 
@@ -43,21 +42,14 @@ def find_command(command: str) -> None:
         )
 
 
-def run_slurm(
-    *words: str, is_tried: bool = False, as_new: bool = False, more: Mapping[str, str] | None = None
-) -> str:
+def run_slurm(*words: str, is_tried: bool = False) -> str:
     """Run a command of Slurm; return what it prints.
 
     Args:
         is_tried: return "" if it fails.
-        as_new: without the variables of the job that this process is in.
-        more: variables that the command has besides those of this process.
     """
     find_command(words[0])
-    variables = {**env.variables(""), **(more or {})}
-    if as_new:
-        variables = {k: v for k, v in variables.items() if not k.startswith("SLURM") or k == "SLURM_CONF"}
-    done = _answered(words, variables=variables)
+    done = _answered(words)
     if done.returncode and not is_tried:
         raise _refused(words[0], _last_line(done.stderr or done.stdout))
     return "" if done.returncode else done.stdout
@@ -109,12 +101,10 @@ def try_script(script: str) -> str:
     return _last_line(done.stderr or done.stdout)
 
 
-def _answered(
-    words: Sequence[str], *, script: str | None = None, variables: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def _answered(words: Sequence[str], *, script: str | None = None) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            words, input=script, capture_output=True, text=True, check=False, timeout=ANSWER_S, env=variables
+            words, input=script, capture_output=True, text=True, check=False, timeout=ANSWER_S
         )
     except subprocess.TimeoutExpired:
         raise SlurmSilent(

@@ -15,8 +15,6 @@ from penstock.core.signals import StopFlag
 from penstock.core.units import plural
 from penstock.launch.attempt import Explain, Work, judged, port_of, rank_environments, rank_processes
 from penstock.launch.elastic_agent import run_elastic_node
-from penstock.launch.engines.slurm_commands import run_slurm
-from penstock.launch.engines.slurm_growth import NodeGrowth
 from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.local import EXIT_STOPPED, run_at
 from penstock.launch.node import address_on, prepare
@@ -57,31 +55,11 @@ def supervise(spec: RunSpec, folder: JobFolder, flag: StopFlag) -> int:
             gang.host = address_on(spec.networks, probe_nics())
         if spec.nodes.is_elastic:
             server, gang.rendezvous_port = start_server(spec.nodes, key=key, address=gang.host)
-            gang.growth = NodeGrowth(
-                spec,
-                folder,
-                job=ident,
-                host=lambda: gang.host or _address_of(env.variable("SLURMD_NODENAME")),
-                port=gang.rendezvous_port,
-                key=key,
-                run=run_slurm,
-            )
-        code = supervise_gang(spec, folder, gang, flag, can_requeue=True)
-        if gang.growth:
-            gang.growth.end()
-        return code
+        return supervise_gang(spec, folder, gang, flag, can_requeue=True)
     finally:
         if server is not None:
             server.kill()
             server.join()
-
-
-def _address_of(node: str) -> str:
-    """Return the address by which Slurm reaches a node."""
-    shown = run_slurm("scontrol", "--oneliner", "show", "node", node)
-    return next(
-        (word.removeprefix("NodeAddr=") for word in shown.split() if word.startswith("NodeAddr=")), node
-    )
 
 
 class _Steps:
@@ -93,12 +71,10 @@ class _Steps:
         self._attempt, self._spec = "", folder.spec()
         self._key = key
         self.rendezvous_port, self.host = 0, ""
-        self.growth: NodeGrowth | None = None
-        self._is_stopping = False
         self._signals: list[subprocess.Popen[bytes]] = []
 
     def start(self, spec: RunSpec, attempt: int) -> None:
-        self._spec, self._is_stopping = spec, False
+        self._spec = spec
         self._attempt = f"{self._ident}.{self._restart}.{attempt}"
         port = self.rendezvous_port or port_of(int(self._ident), 100 * int(self._restart) + attempt)
         options = [
@@ -130,8 +106,6 @@ class _Steps:
     def poll(self) -> Ended | None:
         self._signals = [one for one in self._signals if one.poll() is None]
         if self._step is None or self._step.poll() is None:
-            if self.growth and not self._is_stopping:
-                self.growth.look()
             return None
         reports = [
             event
@@ -146,7 +120,6 @@ class _Steps:
         )
 
     def stop(self) -> None:
-        self._is_stopping = True
         # To all steps of the job and not to the script. srun itself would take SIGTERM for a cancellation.
         self._signal("TERM")
 
@@ -156,12 +129,8 @@ class _Steps:
             self._step.kill()
 
     def _signal(self, name: str) -> None:
-        """Send a signal to all steps: those of nodes that joined by other jobs would go on by themselves.
-
-        Nothing waits for Slurm's answer, which may take a minute.
-        """
-        idents = [self._ident, *(self.growth.idents if self.growth else ())]
-        words = ["scancel", "--quiet", f"--signal={name}", *idents]
+        """Send a signal to all steps; nothing waits for Slurm's answer, which may take a minute."""
+        words = ["scancel", "--quiet", f"--signal={name}", self._ident]
         self._signals.append(subprocess.Popen(words, stdin=subprocess.DEVNULL))
 
 
@@ -211,13 +180,11 @@ def run_node(
     attempt: str,
     host: str,
     port: int,
-    first_node: int = 0,
 ) -> int:
     """Run one node of a step; return its exit code.
 
     Args:
         host: address of the rendezvous; empty: that of the first node, as Slurm knows it.
-        first_node: number of this step's first node in the run's events.
 
     Raises:
         UsageError: this is not a step.
@@ -237,14 +204,13 @@ def run_node(
             code = run_elastic_node(
                 spec,
                 folder,
-                node=first_node + task.node,
+                node=task.node,
                 host=host or task.address,
                 port=port,
                 key=check_key(key, name=env.RENDEZVOUS_KEY),
                 work=work,
                 explain=explain,
-                join_s=_JOIN_S + (2 * round(spec.grace_s) if first_node else 0),  # others save first
-                gone_code=EXIT_STOPPED if first_node else 1,  # the run ended, or is requeued
+                join_s=_JOIN_S,
             )
         else:
             environments = rank_environments(
@@ -262,6 +228,6 @@ def run_node(
         raise
     finally:
         folder.log_event(
-            "node_ended", node=first_node + task.node, host=task.host, attempt=attempt, code=code, cause=cause
+            "node_ended", node=task.node, host=task.host, attempt=attempt, code=code, cause=cause
         )
     return code

@@ -9,7 +9,6 @@ Traps that the script avoids, seen with Slurm 22.05:
 
 import re
 import shlex
-from dataclasses import dataclass
 
 from penstock.core.errors import UsageError
 from penstock.launch.attempt import BASE_PORT, NUM_PORTS
@@ -20,7 +19,7 @@ from penstock.launch.render.rendered import Rendered
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import EXIT_NO_PROGRESS
 
-SCRIPT, JOIN_SCRIPT, OUTPUT = "job.sbatch", "join.sbatch", "slurm.out"
+SCRIPT, OUTPUT = "job.sbatch", "slurm.out"
 _SHARES = r"(-c|--cpus-|--exclusive|--oversubscribe|-s|--cores-per)"
 """Extras that say what of a node the job takes; without one it takes whole nodes."""
 _TRIES, _TRY_AGAIN_S = 30, 10
@@ -74,52 +73,8 @@ def _check(spec: RunSpec) -> None:
             raise UsageError(f"--{option} takes a name", got=name, fix="Letters, digits and . , : @ + - _.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joining:
-    """Nodes that are to join an elastic run."""
-
-    job: str
-    """Id of the job that supervises the run."""
-    host: str
-    """Address of the rendezvous."""
-    port: int
-    first_node: int
-    """Number of the first of these nodes in the run's events."""
-    num_nodes: int
-    """Nodes at most; as many as are free then."""
-
-
-def render_join(spec: RunSpec, joining: Joining) -> tuple[str, str]:
-    """Return path and text of the batch script whose nodes join a run."""
-    run = shlex.quote(spec.run_dir)
-    nodes = f"1-{joining.num_nodes}" if joining.num_nodes > 1 else "1"
-    options = [
-        f"--job-name={spec.name}-more",
-        f"--nodes={nodes}",
-        "--no-requeue",
-        f"--signal=TERM@{round(spec.grace_s)}",
-        "--no-kill",
-    ]
-    name = f"{joining.job}.join.{joining.first_node}"
-    lines = [
-        *_options(spec, options),
-        "",
-        f"cd {shlex.quote(spec.work_dir)} || exit 1",
-        *(f"export {name}={shlex.quote(value)}" for name, value in spec.environment),
-        "# The run may have ended, or wait in the queue itself.",
-        f'[ -n "$(squeue --noheader --jobs={joining.job} --states=RUNNING --format=%i)" ] || exit 0',
-        'srun --ntasks-per-node=1 --ntasks="$SLURM_NNODES" --kill-on-bad-exit=0 --input=none \\',
-        "  --cpu-bind=none --no-kill \\",
-        f"  {shlex.quote(spec.python)} -m penstock launch node {run} --attempt {name} \\",
-        f"  --host {joining.host} --port {joining.port} --first-node {joining.first_node}",
-        "code=$?",
-        '[ "$code" -ne 75 ] || exit 0 # left after saving',
-        "exit $code",
-    ]
-    return f"{spec.run_dir}/launch/{JOIN_SCRIPT}", "\n".join(lines) + "\n"
-
-
 def _head(spec: RunSpec) -> list[str]:
+    """Return the head of the script: its own options, and those that were handed through."""
     nodes = spec.nodes
     options = [
         f"--job-name={spec.name}",
@@ -129,11 +84,6 @@ def _head(spec: RunSpec) -> list[str]:
     ]
     if nodes.is_elastic:
         options.append("--no-kill")
-    return _options(spec, options)
-
-
-def _options(spec: RunSpec, options: list[str]) -> list[str]:
-    """Return the head of a script: its own options, and those of every job of the run."""
     output = _word(f"{spec.run_dir}/launch/{OUTPUT}")
     options = [*options, "--open-mode=append", f"--output={output}"]
     if spec.queue:
@@ -274,8 +224,6 @@ def _settings(spec: RunSpec) -> list[Setting]:
     if spec.nodes.is_elastic:
         reason = "a lost node shrinks the run instead of ending it"
         found.append(Setting(name="--no-kill", value="", reason=reason))
-        reason = "a job of their own for nodes that are missing; they join when Slurm starts it"
-        found.append(Setting(name=JOIN_SCRIPT, value=f"up to {spec.nodes.most} nodes", reason=reason))
     if spec.doctor != "skip":
         found.append(
             Setting(name="doctor", value=spec.doctor, reason="`penstock doctor` as a first srun, once")
