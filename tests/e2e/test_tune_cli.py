@@ -50,11 +50,6 @@ def test_a_recipe_of_the_other_command_is_refused_with_the_remedy(verb, start, t
     assert not (tmp_path / "run").exists()
 
 
-def test_the_old_form_of_the_command_names_the_new_one(capsys):
-    assert main(["tune", "runs/first", "--speculator", "--data", "c", "--out", "o", "--steps", "1"]) == 2
-    assert "Type `penstock train-speculator PATH" in " ".join(capsys.readouterr().err.split())
-
-
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -18,30 +18,15 @@ a closed terminal after saving a checkpoint
 """
 
 import argparse
-from typing import NoReturn
 
 from penstock.cli import training_job
-from penstock.core.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     training_job.add_arguments(parser)
-    parser.add_argument(
-        "--speculator", action=_Renamed, nargs=0, help="refused: see `penstock train-speculator`"
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Tune."""
     return training_job.run_recipe(arguments, tunes=True)
-
-
-class _Renamed(argparse.Action):
-    def __call__(self, *_: object) -> NoReturn:
-        """Refuse the option, which made another command of this one once."""
-        raise UsageError(
-            "`penstock tune` tunes models; heads that guess tokens have a command of their own",
-            got="--speculator",
-            fix="Type `penstock train-speculator PATH --data CORPUS --out FOLDER --steps N`.",
-        )

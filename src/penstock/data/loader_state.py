@@ -18,7 +18,7 @@ from penstock.data.order.holdout import Split
 from penstock.data.packing import PADDING_RULES
 from penstock.data.sample_index import SampleIndex
 from penstock.data.schedule.change_log import Change, ChangeLog, checked, planned, planned_for
-from penstock.data.schedule.mixture import PATTERN_SLOTS, slots_from, slots_of
+from penstock.data.schedule.mixture import slots_from, slots_of
 from penstock.data.state import (
     SavedLoaderState,
     State,
@@ -433,7 +433,6 @@ class RequestedSettings:
             names: corpora that this loader was made with.
         """
         was, requested, now = dict(saved.asked), self.as_state(saved.step, names=names), saved.change_log
-        old = now.restarts_until > 0
         in_force = {
             "weights": now.slots_at(saved.step),
             "global_batch_size": now.batch_size_at(saved.step),
@@ -443,9 +442,7 @@ class RequestedSettings:
         different = [
             (setting, _shown(was.get(setting)), _shown(requested.get(setting)))
             for setting in in_force
-            if not any(
-                _same(each, requested.get(setting), old=old) for each in (was.get(setting), in_force[setting])
-            )
+            if not any(_same(each, requested.get(setting)) for each in (was.get(setting), in_force[setting]))
         ]
         new = [name for name in names if name not in saved.corpora]
         return [*different, *([("corpora", sorted(saved.corpora), list(names))] if new else [])]
@@ -499,16 +496,9 @@ def _shown(setting: Any) -> Any:  # Any: a setting
     return {name: round(count / sum(setting.values()), 9) for name, count in setting.items()}
 
 
-def _same(was: Any, now: Any, *, old: bool) -> bool:  # Any: a setting
-    """Return True if a setting is the same; old states hold weights rounded to shares of 65,536."""
-    if was == now or not (was or now):
-        return True
-    if not (old and isinstance(was, dict) and isinstance(now, dict)) or was.keys() != now.keys():
-        return False
-    parts, whole = sum(was.values()), sum(now.values())
-    return PATTERN_SLOTS % parts == 0 and all(
-        abs(was[name] / parts - now[name] / whole) <= len(was) / PATTERN_SLOTS for name in was
-    )
+def _same(was: Any, now: Any) -> bool:  # Any: a setting
+    """Return True if a setting is the same; unset and empty are the same."""
+    return was == now or not (was or now)
 
 
 def plan_of(

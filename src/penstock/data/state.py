@@ -6,7 +6,7 @@ what determines the order: seed, packing, split, corpora. A checksum over all of
 damaged or edited.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,9 +18,6 @@ from penstock.data.order.epochs import OrderConfig
 from penstock.data.schedule.change_log import ChangeLog, Skip
 
 VERSION = 4
-"""States of versions 2 and 3 have no checksum, and their mixture began again at each change of length."""
-
-_KNOWN = (2, 3, VERSION)
 _CHECKSUM = "checksum"
 _IDENTITY = ("seed", "packing", "overlong", "split", "longest")
 
@@ -57,7 +54,6 @@ def encode(saved: SavedLoaderState) -> State:
         "mix": mix,
         "skip": [[skip.start, skip.stop, skip.reason] for skip in change_log.skips],
         "grown": [list(entry) for entry in change_log.grown],
-        **({"restarts_until": change_log.restarts_until} if change_log.restarts_until else {}),
         "asked": deepcopy(dict(saved.asked)),
         **deepcopy(dict(saved.identity)),
         "corpora": {name: dict(corpus) for name, corpus in saved.corpora.items()},
@@ -74,15 +70,14 @@ def decode(state: State) -> SavedLoaderState:
     if not isinstance(state, dict):
         raise damaged("it is not a dict", got=type(state).__name__)
     version = state.get("v")
-    if type(version) is not int or version not in _KNOWN:
-        known = ", ".join(map(str, _KNOWN))
-        raise StateMismatch("The loader state has another version", got=version, fix=f"Known: {known}.")
-    if version >= VERSION or _CHECKSUM in state:
-        _check(state)
-    try:
-        return _read(state)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:  # of before the checksum
-        raise damaged("it cannot be read", got=f"{type(error).__name__}: {error}") from None
+    if type(version) is not int or version != VERSION:
+        raise StateMismatch(
+            "The loader state has another version",
+            got=version,
+            fix=f"This Penstock reads version {VERSION}. Resume with the Penstock that saved it.",
+        )
+    _check(state)
+    return _read(state)
 
 
 def damaged(what: str, *, got: object) -> StateMismatch:
@@ -105,44 +100,18 @@ def _check(state: State) -> None:
 
 
 def _read(state: State) -> SavedLoaderState:
-    mix = _mix_of_text(**state["mix"]) if isinstance(state["mix"], dict) else state["mix"]
     step: int = state["step"]
     change_log = ChangeLog(
         batch=tuple((first, size) for first, size in state["batch"]),
         length=tuple((first, length) for first, length in state["length"]),
-        mix=tuple((first, dict(slots), reason) for first, slots, reason in mix),
+        mix=tuple((first, dict(slots), reason) for first, slots, reason in state["mix"]),
         skips=tuple(Skip(start, stop, reason) for start, stop, reason in state["skip"]),
         grown=tuple((first, name, parts) for first, name, parts in state["grown"]),
-        restarts_until=state.get("restarts_until", 0) if state["v"] >= VERSION else step + 1,
     )
     if (made := change_log.consumed_before(step)) != state["samples"]:
         raise damaged(f"its step and batch sizes make {made} samples", got=state["samples"])
     identity = {key: state[key] for key in _IDENTITY if key in state}
-    corpora = state["corpora"].values()
-    if "longest" not in state or any({"parts", "fingerprint"} - was.keys() for was in corpora):
-        raise damaged("a part of it is missing", got=sorted(state))  # of before the checksum
     return SavedLoaderState(step, change_log, state["asked"], identity, state["corpora"])
-
-
-def _mix_of_text(
-    orders: Sequence[Sequence[str]], reasons: Sequence[str], words: str
-) -> list[tuple[int, list[tuple[str, int]], str]]:
-    """Read more than 16 mixtures as development versions saved them: one text in base 36.
-
-    >>> _mix_of_text([["a"]], ["recipe", "told"], "0/0/0:1 1e/1/0:2 :3")
-    [(0, [('a', 1)], 'recipe'), (50, [('a', 2)], 'told'), (100, [('a', 3)], 'told')]
-    """
-    mix, step, gap, reason, order = [], 0, 0, "", orders[0]
-    for word in words.split(" "):
-        head, _, counts = word.partition(":")
-        steps, *others = head.split("/")
-        gap = int(steps, 36) if steps else gap
-        if others:
-            reason, order = reasons[int(others[0], 36)], orders[int(others[1], 36)]
-        step += gap
-        numbers = [int(count, 36) for count in counts.split(",")]
-        mix.append((step, list(zip(order, numbers, strict=True)), reason))
-    return mix
 
 
 def check_sizes(

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.config import fingerprint
 from penstock.core.errors import StateMismatch
 from penstock.data.schedule.change_log import ChangeLog, Skip
 from penstock.data.state import SavedLoaderState, check_identity, decode, encode
@@ -41,6 +41,12 @@ def changed(state: dict[str, Any], *path: str, to: Any) -> dict[str, Any]:
     else:
         node[path[-1]] = to
     return copy
+
+
+def signed(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state with the checksum of its content."""
+    content = {key: value for key, value in state.items() if key != "checksum"}
+    return {**content, "checksum": fingerprint(content)}
 
 
 def test_a_state_survives_json_even_with_sorted_keys() -> None:
@@ -92,53 +98,9 @@ def test_thirty_two_mixtures_are_less_than_four_kilobytes(every: int) -> None:
     assert order[-1] == ["web", "wiki", "code"], "order lays them out"
 
 
-def test_mixtures_that_development_versions_packed_into_a_text_are_read() -> None:
-    saved = told_often(17)
-    packed = {
-        "orders": [["web", "wiki"], ["web", "wiki", "code"]],
-        "reasons": ["recipe", "online_data_mixing"],
-        "words": "0/0/0:1,1 32/1/1:a,b,c 2s:1,2,3 :zz,0,1",
-    }
-    mix = decode(earlier({**encode(saved), "mix": packed}, 3)).change_log.mix
-    assert [(step, list(slots.values()), reason) for step, slots, reason in mix] == [
-        (0, [1, 1], "recipe"),
-        (110, [10, 11, 12], "online_data_mixing"),
-        (210, [1, 2, 3], "online_data_mixing"),
-        (310, [1295, 0, 1], "online_data_mixing"),
-    ]
-    assert list(mix[1][1]) == ["web", "wiki", "code"]
-
-
-def earlier(state: dict[str, Any], version: int = 2) -> dict[str, Any]:
-    """Return a state as it was saved before there were checksums."""
-    return {key: value for key, value in {**state, "v": version}.items() if key != "checksum"}
-
-
-@pytest.mark.parametrize("version", [2, 3])
-def test_a_state_of_before_the_checksum_is_read_and_keeps_its_order(version: int) -> None:
-    saved = told_often(17)
-    old = earlier(encode(saved), version)
-    restarting = replace(saved.change_log, restarts_until=saved.step + 1)
-    assert decode(old) == replace(saved, change_log=restarting)
-    again = decode(json.loads(json.dumps(encode(decode(old)))))
-    assert again.change_log.restarts_until == saved.step + 1, "the past is kept, however often it is saved"
-
-
-@pytest.mark.parametrize(
-    "key", [key for key in STATE if key not in ("v", "seed", "packing", "split", "checksum")]
-)
-@pytest.mark.parametrize("value", [None, 7, "x", [[1]], {"web": 1}, [[0, [["web"]], 1]]])
-def test_a_state_of_before_the_checksum_that_cannot_be_read_is_damaged(key: str, value: Any) -> None:
-    old = changed(earlier(STATE), key, to=value)
-    try:
-        decode(old)
-    except StateMismatch as error:
-        assert "The loader state is damaged: " in str(error)  # noqa: PT017 - some can be read
-
-
-@pytest.mark.parametrize("version", [1, 5, None, True, 4.0])
+@pytest.mark.parametrize("version", [1, 3, 5, None, True, 4.0])
 def test_a_state_of_another_version_is_refused(version: Any) -> None:
-    with pytest.raises(StateMismatch, match=rf"another version \(got {version}\)\. Known: 2, 3, 4\."):
+    with pytest.raises(StateMismatch, match=rf"another version \(got {version}\)\. This Penstock reads version 4"):
         decode(changed(STATE, "v", to=version))
 
 
@@ -153,7 +115,7 @@ def test_a_state_of_another_version_is_refused(version: Any) -> None:
 )
 def test_a_state_of_another_run_is_refused_with_what_differs(key: str, value: Any, message: str) -> None:
     with pytest.raises(StateMismatch, match=message):
-        check_identity(decode(changed(earlier(STATE), key, to=value)), IDENTITY)
+        check_identity(decode(signed(changed(STATE, key, to=value))), IDENTITY)
 
 
 def test_a_planned_length_that_the_saved_run_did_not_know_is_no_other_run() -> None:
@@ -209,8 +171,6 @@ def test_no_mutation_of_a_state_is_accepted(saved: SavedLoaderState, data: st.Da
         mutated(state, data.draw)
     if json.dumps(state, sort_keys=True) == json.dumps(encode(saved), sort_keys=True):
         return  # it changed nothing
-    if state.get("v") in (2, 3) and "checksum" not in state:
-        return  # a state of before there were checksums
     with pytest.raises(StateMismatch, match=r"another version|is damaged: .* Restore it, or use another"):
         decode(state)
 

@@ -55,9 +55,6 @@ class ChangeLog:
     """Ascending, disjoint and not adjacent."""
     grown: tuple[tuple[int, str, int], ...] = ()
     """Name of a corpus and its number of parts from that step on; steps ascend."""
-    restarts_until: int = 0
-    """Changes of length and growth before this step restarted the mixture, as older versions did; kept so
-    that their saved runs resume exactly. Later ones continue the mixture."""
 
     @property
     def lengths(self) -> list[tuple[int, int]]:

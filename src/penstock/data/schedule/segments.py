@@ -205,7 +205,7 @@ class ScheduleSegments:
                     (self._index[name], before.get(self._index[name], 0), parts)
                 )
         slots = tuple(change_log.slots_at(step).items())
-        begins = step < change_log.restarts_until or any(start == step for start, _, _ in change_log.mixtures)
+        begins = any(start == step for start, _, _ in change_log.mixtures)
         origin = first if begins else self.all[-1].origin
         corpora = np.array([self._index[name] for name, _ in slots], dtype=np.int64)
         turns = np.array([before.get(corpus, 0) for corpus in corpora.tolist()], dtype=np.int64)

@@ -14,7 +14,7 @@ from penstock.console.app import build_app
 from penstock.console.state import ConsoleState
 
 PREVIOUS = Path(__file__).parents[3] / "golden" / "previous" / "run"
-"""A run that an older version wrote (tests/golden/write_previous.py)."""
+"""A run that commit 0d03ec3 wrote (tests/e2e/test_previous_version.py)."""
 NAME = b"caf\xe9"  # Latin-1
 
 
