@@ -3,7 +3,7 @@
     python benchmarks/pod_networks.py --out benchmarks/results
 
 Two emulated nodes have two cards each, limited to --rate. Our NetworkAttachmentDefinitions are run by real
-CNI plugins (penstock/testing/pods.py; it needs root and Debian's containernetworking-plugins), once with one
+CNI plugins (tests/pods.py; it needs root and Debian's containernetworking-plugins), once with one
 network declared and once with both. In each pod the check of its networks derives gloo's variables, and a
 Llama of 7 million parameters is trained in float32, sharded over the two pods, with parameters kept and
 gradients reduced once a step. Its rows are short, so that the network is what a step waits for. Cards take
@@ -24,8 +24,11 @@ from results_file import file_result
 from penstock.core.units import mib
 from penstock.launch.pod_networks import PodNetwork
 from penstock.netlab.hosts import lab
-from penstock.testing.pods import pods_on, why_no_pods
 from penstock.train.emulated import Emulation
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the set-up of the tests
+
+from tests.pods import pods_on, why_no_pods
 
 CARDS = 2
 

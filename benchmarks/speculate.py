@@ -1,11 +1,10 @@
-"""What do drafts give in tokens/s: n-grams, a small model, heads; one request and several; greedy and drawn?
+"""What do drafts give in tokens/s: n-grams, heads; one request and several; greedy and drawn?
 
     python benchmarks/speculate.py --out benchmarks/results      # about thirteen minutes on two cores
     python benchmarks/speculate.py --only forced                 # of these, three
 
-A Llama, a smaller one and heads are trained here, on the sources of Python's standard library, the first for
-as long as `--seconds` says, the smaller one for a third of that, and continue files that they were not
-trained on. Every setting has an engine of its own over the same weights; settings take turns, round by
+A Llama and heads are trained here, on the sources of Python's standard library, the first for as long as
+`--seconds` says, and continue files that they were not trained on. Every setting has an engine of its own over the same weights; settings take turns, round by
 round. A model of minutes repeats itself more than a good one, which flatters n-grams most: the ratios say
 what drafts that stand so often bring, not how often those of a good model do. Whether the answers of a
 setting are those without drafts is filed beside its figures.
@@ -157,20 +156,9 @@ def counted(engine):
     return counts.steps, counts.sampled, counts.drafts, counts.drafts_accepted
 
 
-def train_models(folder, corpus, options):
-    """Train the model and the smaller one; return their last losses."""
-    shape = {"vocab_size": options.vocabulary, "num_attention_heads": 4}
-    large = {"hidden_size": options.hidden, "num_hidden_layers": options.layers, **shape}
-    small = {"hidden_size": options.hidden // 4, "num_hidden_layers": 2, **shape}
-    return {
-        "model": train_model(folder / "model", corpus, seconds=options.seconds, **large),
-        "draft": train_model(folder / "draft", corpus, seconds=options.seconds / 3, **small),
-    }
-
-
 def rows_with(folder, corpus, number, options):
     """Yield what was measured with so many requests at once."""
-    sources = {"off": "off", "ngram": "ngram", "draft": folder / "draft", "heads": folder / "heads"}
+    sources = {"off": "off", "ngram": "ngram", "heads": folder / "heads"}
     config = {"max_context": 64 + options.tokens, "max_sequences": number}
     engines = {
         source: build_engine(folder / "model", EngineConfig(drafts=str(drafts), **config))
@@ -188,13 +176,16 @@ def rows_with(folder, corpus, number, options):
 
 
 def trained(folder, options):
-    """Train and measure; return settings, losses, how often drafts of heads stand, and rows."""
+    """Train and measure; return settings, the loss, how often drafts of heads stand, and rows."""
     corpus = make_corpus(folder, options.vocabulary)
-    losses = train_models(folder, corpus, options)
+    shape = {"hidden_size": options.hidden, "num_hidden_layers": options.layers, "num_attention_heads": 4}
+    loss = train_model(
+        folder / "model", corpus, seconds=options.seconds, vocab_size=options.vocabulary, **shape
+    )
     heads = train_heads(folder / "heads", folder / "model", corpus, steps=options.tune_steps)
     rows = [row for number in options.requests for row in rows_with(folder, corpus, number, options)]
     shapes = {key: getattr(options, key) for key in ("hidden", "layers", "vocabulary", "tokens", "seconds")}
-    return {"settings": shapes, "losses": losses, "heads": heads, "rows": rows}
+    return {"settings": shapes, "loss": loss, "heads": heads, "rows": rows}
 
 
 def main():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.netlab.hosts import why_not
-from penstock.testing.pods import why_no_pods
+from tests.pods import why_no_pods
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

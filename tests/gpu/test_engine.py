@@ -138,17 +138,14 @@ def test_prompts_that_begin_alike_are_computed_once_and_answered_as_before(folde
     assert_likeliest(told, requests, exact, SLACK["float32"])
 
 
-@pytest.mark.parametrize("drafts", ["ngram", "a model"])
-def test_drafts_change_no_answer(drafts, folder, exact, requests, device):
-    """A model that guesses for itself is always right; n-grams are now and then, of four tokens."""
+def test_drafts_change_no_answer(folder, exact, requests, device):
+    """N-grams are right now and then, of four tokens."""
     few = Sampling(temperature=0.0, allowed_token_ids=(3, 7, 500, 1001))
     requests = [*requests[:3], Request(prompt=(3, 7, 500) * 12, max_tokens=40, sampling=few)]
-    named = "ngram" if drafts == "ngram" else str(folder)
     told, stats = answers(
-        folder, requests, device, weights="float32", drafts=named, adapt_drafts=False, tokens_per_step=96
+        folder, requests, device, weights="float32", drafts="ngram", adapt_drafts=False, tokens_per_step=96
     )
     assert stats.counts.drafts > 0
-    assert stats.counts.drafts_accepted > 0 or drafts == "ngram"
     assert_likeliest(told, requests, exact, SLACK["float32"])
 
 

@@ -17,7 +17,7 @@ from penstock.launch.pod_networks import PodNetwork, declared
 from penstock.launch.probe import probe_nics
 from penstock.netlab.hosts import lab
 from penstock.netlab.topology import Link
-from penstock.testing.pods import pods_on, why_no_pods
+from tests.pods import pods_on, why_no_pods
 
 pytestmark = pytest.mark.skipif(bool(why_no_pods()), reason=why_no_pods())
 

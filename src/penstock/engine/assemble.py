@@ -18,7 +18,7 @@ from penstock.engine.sampling.sampler import Sampler
 from penstock.engine.scheduling.blocks import BlockPool
 from penstock.engine.scheduling.budget import StepSize
 from penstock.engine.scheduling.scheduler import Scheduler, StepLimits
-from penstock.engine.speculation.open import DraftSource, build_drafting, bytes_of_block, open_source
+from penstock.engine.speculation.open import build_drafting, open_speculator
 from penstock.engine.text_processor import TextProcessor
 from penstock.engine.workers.model_shard import ModelShard, open_part, part_of
 from penstock.engine.workers.processes import RankProcesses
@@ -83,17 +83,17 @@ def _engine(
     if text_processor is not None:
         for name, folder in config.adapters.items():
             text_processor.add_adapter(name, Path(folder))
-    source = open_source(config, part.model.config, tokenizer_path, dtype=part.dtype, device=part.device)
+    speculator = open_speculator(config, part.model.config, dtype=part.dtype, device=part.device)
     if others is not None:
         others.answered()  # before free memory is measured: the ranks share it
-    capacity = _capacity(part, config, source)
+    capacity = _capacity(part, config)
     runner = _runner(part, capacity, config, others)
     scheduler = Scheduler(
         StepLimits(
             max_sequences=capacity.max_sequences,
             tokens_per_step=capacity.tokens_per_step,
             block_size=capacity.block_size,
-            window=_window(part, source),
+            window=_window(part),
         ),
         BlockPool(capacity.num_blocks, keep_idle=config.prefix_caching),
         size=StepSize(
@@ -109,7 +109,7 @@ def _engine(
         capacity=capacity,
         token_sampler=OutputProcessor(Sampler(grammars)),
         text_processor=text_processor,
-        drafting=build_drafting(config, source, capacity),
+        drafting=build_drafting(config, speculator),
         grammars=grammars,
         has_head=part.has_head,
     )
@@ -135,11 +135,10 @@ def _runner(
     return runner
 
 
-def _window(part: ModelShard, source: DraftSource) -> int | None:
+def _window(part: ModelShard) -> int | None:
     """Return the largest attention window of all layers, in tokens; None: some layer sees the whole
     context."""
-    models = [part.model, source] if isinstance(source, Llama) else [part.model]
-    windows = [window for model in models for window in model.config.windows]
+    windows = part.model.config.windows
     known = [window for window in windows if window is not None]
     return max(known) if len(known) == len(windows) else None
 
@@ -155,7 +154,7 @@ def _grammars(
     return grammars
 
 
-def _capacity(part: ModelShard, config: EngineConfig, source: DraftSource) -> Capacity:
+def _capacity(part: ModelShard, config: EngineConfig) -> Capacity:
     model, device = part.model.config, part.device
     longest = model.context
     if config.max_context is not None and config.max_context > longest:
@@ -185,7 +184,7 @@ def _capacity(part: ModelShard, config: EngineConfig, source: DraftSource) -> Ca
         vocab_size=model.vocab_size,
         num_blocks=num_blocks_for(
             _cache_bytes(part, config, tokens_per_step=tokens_per_step, context=context),
-            block_bytes=block_bytes + bytes_of_block(source, config),
+            block_bytes=block_bytes,
             block_size=config.block_size,
             context=context,
             max_sequences=config.max_sequences,

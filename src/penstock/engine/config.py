@@ -65,7 +65,7 @@ class EngineConfig:
     """Keep KV blocks of finished requests until their memory is needed, for prompts with a common prefix;
     False: free the blocks of a request when it ends."""
     drafts: str = "off"
-    """Speculative decoding by draft tokens: off, ngram, or a folder with a draft model or a speculator."""
+    """Speculative decoding by draft tokens: off, ngram, or the folder of a speculator."""
     num_drafts: int = 4
     """Maximum number of draft tokens per sequence and step."""
     adapt_drafts: bool = True

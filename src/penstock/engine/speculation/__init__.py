@@ -1,1 +1,1 @@
-"""Speculative decoding: draft tokens from the sequence itself, a draft model, or extra heads."""
+"""Speculative decoding: draft tokens from the sequence itself, or from extra heads."""

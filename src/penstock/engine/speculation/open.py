@@ -3,33 +3,18 @@
 from collections.abc import Sequence as Many
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from penstock.checkpoint.speculator import is_speculator, load_speculator
-from penstock.core.errors import ConfigError, ModelError, UsageError
-from penstock.core.packages import Package
+from penstock.core.errors import ConfigError, ModelError
 from penstock.engine.config import EngineConfig
-from penstock.engine.model_runner.capacity import Capacity
-from penstock.engine.model_runner.kv_cache import PagedCache, bytes_per_block, type_of_pages
-from penstock.engine.model_runner.lora import Adapters
-from penstock.engine.model_runner.open import open_model
-from penstock.engine.model_runner.runner import Runner
-from penstock.engine.model_runner.serving_layers import fuse, prepare
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.speculation.draft_length import DraftLength
-from penstock.engine.speculation.draft_model import ModelDrafter, num_spare_blocks
 from penstock.engine.speculation.ngram import NgramDrafter
-from penstock.engine.speculation.speculation import CompletedStep, Drafter, Speculation, known_tokens
+from penstock.engine.speculation.speculation import CompletedStep, Speculation, known_tokens
 from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
 from penstock.models.speculator import Speculator
-
-if TYPE_CHECKING:
-    import tokenizers
-else:
-    tokenizers = Package("tokenizers", "Tokenizers")
 
 
 class HeadsDrafter:
@@ -60,111 +45,41 @@ class HeadsDrafter:
         """Do nothing: there is no state per sequence."""
 
 
-DraftSource = Llama | Speculator | None
-"""Network that drafts; None: drafting needs no network, or is off."""
-
-
-def open_source(
-    config: EngineConfig,
-    base: LlamaConfig,
-    tokenizer: Path | None,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> DraftSource:
-    """Open the network that `drafts` names; None if it names none.
+def open_speculator(
+    config: EngineConfig, base: LlamaConfig, *, dtype: torch.dtype, device: torch.device
+) -> Speculator | None:
+    """Open the speculator that `drafts` names; None if it names none.
 
     Args:
         base: config of the model that is drafted for.
-        tokenizer: tokenizer.json of that model.
         dtype: dtype of the activations of both networks.
 
     Raises:
-        ConfigError: `drafts` is not off, ngram or a folder.
-        ModelError: the network does not fit the model.
+        ConfigError: `drafts` is not off, ngram or the folder of a speculator.
+        ModelError: the speculator does not fit the model.
     """
     if config.drafts in ("off", "ngram"):
         return None
     folder = Path(config.drafts)
-    if not folder.is_dir():
+    if not is_speculator(folder):
         raise ConfigError(
-            "drafts must be off, ngram, or the folder of a draft model or a speculator",
+            "drafts must be off, ngram, or the folder of a speculator",
             got=config.drafts,
             fix="Train a speculator with `penstock train-speculator`.",
         )
-    if is_speculator(folder):
-        speculator = load_speculator(folder, dtype=dtype)
-        _check_sizes(folder, speculator, base)
-        return speculator.to(device)
-    try:
-        model, own_tokenizer = open_model(folder, ignored_keys=config.ignored_keys)
-    except UsageError as error:
-        raise ConfigError(f"drafts: {error}") from None
-    _check_tokens(folder, model.config, own_tokenizer, base, tokenizer)
-    model.to(device=device, dtype=dtype)
-    fuse(model)
-    prepare(model, "stored")
-    return model
+    speculator = load_speculator(folder, dtype=dtype)
+    _check_sizes(folder, speculator, base)
+    return speculator.to(device)
 
 
-def bytes_of_block(source: DraftSource, config: EngineConfig) -> int:
-    """Return the bytes of a KV block in the pages of a draft model; 0 without one."""
-    if not isinstance(source, Llama):
-        return 0
-    return bytes_per_block(
-        source.config.num_hidden_layers,
-        block_size=config.block_size,
-        kv_heads=source.config.key_value_heads,
-        head_dim=source.config.size_of_head,
-        dtype=_pages_dtype(source, config),
-    )
-
-
-def _pages_dtype(model: Llama, config: EngineConfig) -> torch.dtype:
-    head_dim = model.config.size_of_head
-    return type_of_pages(config.cache, dtype=model.norm.weight.dtype, head_dim=head_dim)
-
-
-def build_drafting(config: EngineConfig, source: DraftSource, capacity: Capacity) -> Speculation | None:
+def build_drafting(config: EngineConfig, speculator: Speculator | None) -> Speculation | None:
     """Return the speculative decoding of a config; None: it is off."""
     if config.drafts == "off":
         return None
-    most, drafter = config.num_drafts, _drafter(config, source, capacity)
-    if isinstance(source, Speculator):
-        most = min(most, source.config.n_predict)
-    return Speculation(drafter, DraftLength(most=most, adapt=config.adapt_drafts))
-
-
-def _drafter(config: EngineConfig, source: DraftSource, capacity: Capacity) -> Drafter:
-    if isinstance(source, Llama):
-        return _model_drafter(config, source, capacity)
-    return NgramDrafter() if source is None else HeadsDrafter(source)
-
-
-def _model_drafter(config: EngineConfig, model: Llama, capacity: Capacity) -> ModelDrafter:
-    spare = num_spare_blocks(
-        num_drafts=config.num_drafts,
-        block_size=capacity.block_size,
-        max_sequences=capacity.max_sequences,
-    )
-    cache = PagedCache(
-        model.config.num_hidden_layers,
-        num_blocks=capacity.num_blocks + spare,
-        block_size=capacity.block_size,
-        kv_heads=model.config.key_value_heads,
-        head_dim=model.config.size_of_head,
-        dtype=_pages_dtype(model, config),
-        device=model.norm.weight.device,
-    )
-    runner = Runner(model, cache, Adapters(model, model.config))
-    return ModelDrafter(
-        lambda batch: runner.run(batch).logits,
-        num_blocks=capacity.num_blocks,
-        block_size=capacity.block_size,
-        vocab_size=capacity.vocab_size,
-        context=model.config.context,
-        num_drafts=config.num_drafts,
-    )
+    if speculator is None:
+        return Speculation(NgramDrafter(), DraftLength(most=config.num_drafts, adapt=config.adapt_drafts))
+    most = min(config.num_drafts, speculator.config.n_predict)
+    return Speculation(HeadsDrafter(speculator), DraftLength(most=most, adapt=config.adapt_drafts))
 
 
 def _check_sizes(folder: Path, speculator: Speculator, base: LlamaConfig) -> None:
@@ -178,24 +93,3 @@ def _check_sizes(folder: Path, speculator: Speculator, base: LlamaConfig) -> Non
                 got=own,
                 fix="Train one for this model with `penstock train-speculator`.",
             )
-
-
-def _check_tokens(
-    folder: Path, model: LlamaConfig, own: Path | None, base: LlamaConfig, tokenizer: Path | None
-) -> None:
-    """Raise ModelError if the draft model lacks a token of the model or numbers it differently."""
-    fix = "Use a smaller model of the same family."
-    if model.vocab_size < base.vocab_size:
-        raise ModelError(
-            f"The draft model in {folder} does not have all of the model's {base.vocab_size:,} tokens",
-            got=model.vocab_size,
-            fix=fix,
-        )
-    if own is None or tokenizer is None:
-        return
-    known, needed = (tokenizers.Tokenizer.from_file(str(file)).get_vocab() for file in (own, tokenizer))
-    wrong = [token for token, number in needed.items() if known.get(token) != number]
-    if wrong:
-        raise ModelError(
-            f"The draft model in {folder} has another id for a token of the model", got=wrong[0], fix=fix
-        )

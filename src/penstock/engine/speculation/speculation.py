@@ -57,7 +57,7 @@ class Drafter(Protocol):
     def propose(self, done: CompletedStep, wanted: Many[int]) -> list[tuple[int, ...]]:
         """Return drafts of what follows the new last token of each share's sequence.
 
-        Called after every step, also where no drafts are wanted: a drafter with a cache must keep up.
+        Called after every step, also where no drafts are wanted.
 
         Args:
             wanted: maximum drafts per share; 0: none, for instance for finished sequences.
