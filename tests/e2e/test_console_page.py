@@ -472,7 +472,7 @@ def test_a_corpus_without_a_share_gets_its_share_again(control_page, ended):
     page = control_page
     page.get_by_role("button", name="Set the sliders as before it").click()
     expect(page.get_by_label("Share of code, percent")).to_have_value("30.0")
-    expect(page.get_by_text("--set web=0.7 --set code=0.3")).to_be_visible()
+    expect(page.get_by_text("--weights web=0.7,code=0.3")).to_be_visible()
     page.get_by_role("button", name="Apply").click()
     page.get_by_role("dialog", name="run: Change the mixture?").get_by_role("button", name="Yes").click()
     expect(page.get_by_text(re.compile("Request .* is sent. No job runs"))).to_be_visible()

@@ -44,11 +44,11 @@ def test_a_job_goes_on_when_an_island_is_killed_and_when_others_join(recipe, tmp
         reached = wait_for(process, run, ranks=3, steps=6)
         os.kill(children_of(process.pid)[1], signal.SIGKILL)
         assert wait_for(process, run, ranks=2, steps=6) > reached - 6
-        asked = run_cli("islands", run, 4)
+        asked = run_cli("control", run, "--islands", 4)
         assert asked.returncode == 0, asked.stderr
         assert "continues with 4 islands" in asked.stdout
         wait_for(process, run, ranks=4, steps=6)
-        refused = run_cli("islands", run, 5)
+        refused = run_cli("control", run, "--islands", 5)
         assert refused.returncode == 1
         assert "does not divide" in refused.stderr
         process.terminate()
@@ -64,6 +64,6 @@ def test_a_job_goes_on_when_an_island_is_killed_and_when_others_join(recipe, tmp
     assert [(r["taken_up"], r["asked_by"]) for r in requests] == [
         (taken, getpass.getuser()) for taken in (1, 0)
     ]
-    late = run_cli("islands", run, 2)
+    late = run_cli("control", run, "--islands", 2)
     assert late.returncode == 2
     assert "No job runs on it (got '" in " ".join(late.stderr.split())

@@ -141,7 +141,7 @@ def test_a_run_lives_on_while_pods_fail_between_checkpoints_and_ends_when_they_f
     done = launch("killed", "--nodes", 1, steps=100_000, every=90_000)
     assert done.returncode == 0, done.stderr
     wait_until(lambda: newest_step(runs / "killed") >= 1, "a step")
-    saved = penstock("control", runs / "killed", "--checkpoint", cwd=tmp_path)
+    saved = penstock("control", runs / "killed", "--save", cwd=tmp_path)
     assert saved.returncode == 0, saved.stderr
     note, killed, noted = runs / "killed" / "launch" / "pods" / "node-00000.json", set(), []
 

@@ -89,8 +89,8 @@ def wait_for(run, process, step):
     wait_until(run, process, lambda record: record["step"] == step)
 
 
-def mix(run, *words):
-    done = run_cli("data", "mix", run, *words, "--json")
+def control(run, *words):
+    done = run_cli("control", run, *words, "--json")
     return done.returncode, json.loads(done.stdout)
 
 
@@ -103,17 +103,17 @@ def test_a_running_job_takes_up_requests_and_a_killed_one_takes_them_up_again(mi
     with Command(*command, stderr=subprocess.PIPE, text=True) as process:
         wait_for(run, process, 3)
         first = max(steps_of(run))
-        code, changed = mix(run, "--set", "web=0.9", "--reason", "more web")
+        code, changed = control(run, "--weights", "web=0.9", "--reason", "more web")
         assert (code, changed["status"]) == (0, "taken up")
         bad = run / "control" / "request-000050.json"
         bad.write_text("nonsense")
-        code, refused = mix(run, "--extend", "web")
+        code, refused = control(run, "--extend", "web")
         assert (code, refused["status"], refused["request"]) == (1, "refused", 51)
         last = max(steps_of(run))
         at = last + 50 + 5 * (last - first)  # two commands are answered before, as two were since the first
-        code, _ = mix(run, "--skip-steps", f"{at}:{at + 3}", "--reason", "spike")
+        code, _ = control(run, "--skip", f"{at}:{at + 3}", "--reason", "spike")
         assert code == 0
-        code, later = mix(run, "--set", "code=0.7", "--at-step", str(at + 5))
+        code, later = control(run, "--weights", "code=0.7", "--at-step", str(at + 5))
         assert (code, later["answer"]["holds_from"]) == (0, at + 5)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate(timeout=120)
@@ -134,10 +134,10 @@ def test_a_running_job_takes_up_requests_and_a_killed_one_takes_them_up_again(mi
     assert again[at + 6]["corpus_weights"]["code"] == pytest.approx(0.7, abs=1e-4), (
         "planned for later, and kept"
     )
-    code, waiting = mix(run, "--set", "code=0.5")
+    code, waiting = control(run, "--weights", "code=0.5")
     assert (code, waiting["status"]) == (0, "waiting"), "for a job"
 
-    code, view = mix(run)
+    code, view = control(run)
     assert code == 0
     reasons = [mixture["reason"] for mixture in view["mixtures"]]
     assert "request 1: more web" in reasons
@@ -145,22 +145,17 @@ def test_a_running_job_takes_up_requests_and_a_killed_one_takes_them_up_again(mi
     assert view["skips"][0]["stop"] - view["skips"][0]["start"] == 3 * 12
 
 
-def control(run, *words):
-    done = run_cli("control", run, *words, "--json")
-    return done.returncode, json.loads(done.stdout)
-
-
 def test_a_running_job_saves_at_once_and_trains_with_another_batch_size(recipe, tmp_path):
     run, words = tmp_path / "run", ["--set", "run.steps=3000", "--set", "checkpoint.every=3000"]
     command = ["train", recipe, *words]
     with Command(*command, stderr=subprocess.PIPE, text=True) as process:
         wait_for(run, process, 3)
-        code, saved = control(run, "--checkpoint")
+        code, saved = control(run, "--save")
         assert (code, saved["status"], saved["answer"]["checkpoint"]) == (0, "taken up", True)
         code, changed = control(run, "--batch-size", 24, "--reason", "loss is noisy")
         assert (code, changed["answer"]["batch_size"]) == (0, 24)
         wait_for(run, process, changed["answer"]["holds_from"] + 2)
-        code, skipped = mix(run, "--skip-steps", "2990:2991")
+        code, skipped = control(run, "--skip", "2990:2991")
         assert (code, skipped["status"]) == (0, "taken up")
         code, stopped = control(run, "--stop")
         assert (code, stopped["answer"]["stop"]) == (0, True)
@@ -212,7 +207,7 @@ def test_chats_among_text_are_reweighted_live_read_again_and_audited(with_chats,
     command = ["train", recipe, *words]
     with Command(*command, stderr=subprocess.PIPE, text=True) as process:
         wait_for(run, process, 3)
-        code, changed = mix(run, "--set", "chats=0.7", "--reason", "talk more")
+        code, changed = control(run, "--weights", "chats=0.7", "--reason", "talk more")
         assert (code, changed["status"]) == (0, "taken up")
         changed_at = changed["answer"]["holds_from"]
         wait_until(
@@ -317,32 +312,33 @@ def looked_into(run, out):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["mix", "RUN", "--set", "wbe=0.5"], 2, "no such corpus (got 'wbe'). Did you mean 'web'"),
-        (["mix", "RUN", "--set", "web"], 2, "--set takes CORPUS=SHARE (got 'web')"),
-        (["mix", "RUN", "--set", "web=2"], 2, "must be between 0 and 1 (got 2.0)"),
-        (["mix", "RUN", "--set", "web=0.5", "--set", "web=0.6"], 2, "gives corpus 'web' two shares"),
-        (["mix", "RUN", "--set", "web=0.5,web=0.6"], 2, "gives corpus 'web' two shares"),
-        (["mix", "RUN", "--set", "web=0.5,"], 2, "--set takes CORPUS=SHARE (got '')"),
-        (["mix", "RUN", "--set", "=0.5"], 2, "--set takes CORPUS=SHARE (got '=0.5'). Name the corpus"),
-        (["mix", "RUN", "--set", "web=0.5", "--timeout", "-1"], 2, "zero seconds or more (got -1.0)"),
-        (
-            ["mix", "RUN", "--set", "web=0,code=0"],
-            2,
-            "no other corpus has a share to take the rest",
-        ),
-        (["mix", "RUN", "--set", "web=0.5", "--extend", "web"], 2, "separate requests"),
-        (["mix", "RUN", "--at-step", "3"], 2, "--at-step and --reason need a request"),
-        (["mix", "RUN", "--skip-steps", "9:3"], 2, "--skip-steps takes FIRST:PAST"),
-        (["where", "RUN", "--step", "41"], 2, "The run has steps 1 to 40 (got 41)"),
-        (["where", "RUN", "--step", "3", "--row", "12"], 2, "Step 3 has rows 0 to 11 (got 12)"),
-        (["find", "RUN", "--document", "web"], 2, "--document takes CORPUS:NUMBER (got 'web')"),
-        (["find", "RUN", "--document", "web:99999999"], 2, "has documents 0 to"),
-        (["replay", "RUN", "--steps", "39:43", "--out", "x"], 2, "The run has steps 1 to 40 (got 42)"),
-        (["where", "nowhere", "--step", "3"], 2, "nowhere is not a folder. Give the folder of a run"),
+        (["control", "RUN", "--weights", "wbe=0.5"], 2, "no such corpus (got 'wbe'). Did you mean 'web'"),
+        (["control", "RUN", "--weights", "web"], 2, "--weights takes CORPUS=SHARE (got 'web')"),
+        (["control", "RUN", "--weights", "web=2"], 2, "must be between 0 and 1 (got 2.0)"),
+        (["control", "RUN", "--weights", "web=0.5,web=0.6"], 2, "gives corpus 'web' two shares"),
+        (["control", "RUN", "--weights", "web=0.5", "--weights", "web=1"], 2, "gives corpus 'web' two shares"),
+        (["control", "RUN", "--weights", "web=0.5,"], 2, "--weights takes CORPUS=SHARE (got '')"),
+        (["control", "RUN", "--weights", "=0.5"], 2, "--weights takes CORPUS=SHARE (got '=0.5'). Name the"),
+        (["control", "RUN", "--save", "--timeout", "-1"], 2, "zero seconds or more (got -1.0)"),
+        (["control", "RUN", "--weights", "web=0,code=0"], 2, "no other corpus has a share to take the rest"),
+        (["control", "RUN", "--at-step", "3"], 2, "--at-step and --reason need a request"),
+        (["control", "RUN", "--save", "--at-step", "3"], 2, "at_step needs weights"),
+        (["control", "RUN", "--skip", "9:3"], 2, "--skip takes FIRST:PAST"),
+        (["control", "RUN", "--extend", "wbe"], 2, "no such corpus (got 'wbe'). Did you mean 'web'"),
+        (["control", "RUN", "--islands", "0"], 2, "at least one island (got 0)"),
+        (["control", "RUN", "--islands", "2"], 2, "Start it with --processes for as many islands"),
+        (["control", "RUN", "--save"], 2, "No job runs on it"),
+        (["control", "nowhere"], 2, "nowhere is not a folder. Give the folder of a run"),
+        (["data", "where", "RUN", "--step", "41"], 2, "The run has steps 1 to 40 (got 41)"),
+        (["data", "where", "RUN", "--step", "3", "--row", "12"], 2, "Step 3 has rows 0 to 11 (got 12)"),
+        (["data", "find", "RUN", "--document", "web"], 2, "--document takes CORPUS:NUMBER (got 'web')"),
+        (["data", "find", "RUN", "--document", "web:99999999"], 2, "has documents 0 to"),
+        (["data", "replay", "RUN", "--steps", "39:43", "--out", "x"], 2, "The run has steps 1 to 40 (got 42)"),
+        (["data", "where", "nowhere", "--step", "3"], 2, "nowhere is not a folder. Give the folder of a run"),
     ],
 )
 def test_wrong_usage_is_one_paragraph(prepared, capsys, words, code, message):
-    assert main(["data", *[str(prepared) if word == "RUN" else word for word in words]]) == code
+    assert main([*[str(prepared) if word == "RUN" else word for word in words]]) == code
     said = capsys.readouterr()
     assert not said.out
     assert message in " ".join(said.err.split())

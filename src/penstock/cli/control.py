@@ -1,64 +1,167 @@
-"""Ask a running job to save and stop, to save now, or to train with another batch size.
+"""Change a running job, or show the mixture of a run.
 
-A request is a file in RUN/control/. The job replies after its present step, in which all its processes
-agree, and the run's record tells who asked. The command that started a stopped job resumes it; so
-does an engine that starts jobs again which end with 75 (torchrun). A run of `penstock launch` stops for good;
-where it trains nothing now, as it waits or starts again, it ends before its next start.
-A change of the batch size lasts until the recipe plans another; the learning rate does not change with it.
-Samples keep their order. A job that was killed since its last checkpoint changes again at the same step.
+Without a request: the present mixture, what was served, all changes so far and planned ones.
 
-`penstock data mix` changes the mixture, skips samples and extends corpora; `penstock islands` resizes.
+A request is a file in RUN/control/. The running job applies it after its present step, on all its processes
+at once, and the run's record tells who asked. If no job runs, the next start applies it, except --save, --stop
+and --islands. A job that was killed since its last checkpoint applies it again at the same step. Samples keep
+their order.
+
+--stop saves and ends the job. The command that started it resumes it; so does an engine that starts jobs
+again which end with 75 (torchrun). A run of `penstock launch` stops for good. If it trains nothing now, as it
+waits or starts again, it ends before its next start.
+--weights gives corpora that share of the samples; the others keep their proportions in the rest. Weights and a
+batch size last until the recipe plans others. The learning rate does not change with the batch size.
+--islands needs a job of `penstock train --processes` with outer.min_islands in its recipe. After the next full
+sync the job saves, and restarts with the processes that the new number needs.
 
 example:
-  penstock control runs/first --checkpoint
+  penstock control runs/first
+  penstock control runs/first --save
+  penstock control runs/first --weights web=0.6,code=0.4 --at-step 20000 --reason "more code"
   penstock control runs/first --batch-size 512 --reason "loss is noisy"
+  penstock control runs/first --skip 1200:1210 --reason "loss spike"
+  penstock control runs/first --extend web
+  penstock control runs/first --islands 4
   penstock control runs/first --stop
 
 exit codes: 0 done, or waiting for the next start; 1 refused, or no reply in time; 2 wrong usage
 """
 
 import argparse
+import getpass
 import json
+import os
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from penstock.cli.job_request import ask, check_timeout
-from penstock.core.errors import UsageError
+from penstock.cli.mixture_table import table
+from penstock.cli.options import shares, step_range
+from penstock.core import clock
+from penstock.core.errors import UsageError, nearest
+from penstock.core.units import duration
 from penstock.launch.engines.engine import stop_between_starts
 from penstock.launch.job_folder import JobFolder
-from penstock.train.control.requests import ControlRequest, job_is_running
-from penstock.train.inspect.open_run import recipe_of
+from penstock.train.control.apply_request import check_possible
+from penstock.train.control.requests import ControlReply, ControlRequest, job_is_running, read_answer, submit
+from penstock.train.inspect.open_run import mixture_view, open_run, recipe_of
+
+_LOOK_EVERY_S = 0.05
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of the run")
-    wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("--stop", action="store_true", help="save a checkpoint, then end the job")
-    wanted.add_argument("--checkpoint", action="store_true", help="save a checkpoint now")
-    wanted.add_argument("--batch-size", type=int, metavar="ROWS", help="rows of a step over all processes")
+    wanted = parser.add_mutually_exclusive_group().add_argument
+    wanted("--stop", action="store_true", help="save a checkpoint, then end the job")
+    wanted("--save", action="store_true", help="save a checkpoint now")
+    wanted("--weights", action="append", default=[], metavar="CORPUS=SHARE",
+           help="share of a corpus, 0 to 1; several with commas")  # fmt: skip
+    wanted("--batch-size", type=int, metavar="ROWS", help="rows of a step over all processes")
+    wanted("--islands", type=int, metavar="N", help="islands to continue with: replicas that train on their own")
+    wanted("--skip", metavar="FIRST:PAST", help="skip the samples of these future steps, counted from 1")
+    wanted("--extend", metavar="CORPUS", help="use the parts that were appended to a corpus")
+    add("--at-step", type=int, metavar="N", help="with --weights: apply once N steps are taken")
     add("--reason", default="", metavar="TEXT", help="note for the run's record")
     add("--timeout", type=float, default=600.0, metavar="SECONDS", help="maximum wait; default: %(default)s")
     add("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Send the request, and wait for the reply."""
-    check_timeout(arguments.timeout)
-    request = ControlRequest(
-        stop=arguments.stop,
-        checkpoint=arguments.checkpoint,
-        batch_size=arguments.batch_size,
-        reason=arguments.reason,
-    )
-    if request.stop and not job_is_running(arguments.run):
-        said = stop_between_starts(JobFolder(arguments.run))
-        if said and not job_is_running(arguments.run):  # else it trains by now, and may have missed the mark
-            print(json.dumps({"status": "marked", "said": said}) if arguments.json else said)
+    """Show the mixture, or send a request and wait for the reply."""
+    folder, timeout_s, as_json = arguments.run, arguments.timeout, arguments.json
+    if not timeout_s >= 0:
+        raise UsageError("--timeout must be zero seconds or more", got=timeout_s)
+    request = _request(arguments)
+    if request is None:
+        view = mixture_view(open_run(folder))
+        print(json.dumps(view) if as_json else "\n".join(table(view)))
+        return 0
+    if request.stop and not job_is_running(folder):
+        said = stop_between_starts(JobFolder(folder))
+        if said and not job_is_running(folder):  # else it trains by now, and may have missed the mark
+            print(json.dumps({"status": "marked", "said": said}) if as_json else said)
             return 0
-    recipe_of(arguments.run)  # raises for an invalid folder; the corpora may be out of sight
-    if request.needs_job and not job_is_running(arguments.run):
-        raise UsageError(
-            "No job runs on it", got=str(arguments.run), fix="A run that was stopped has its checkpoints."
-        )
-    return ask(arguments.run, request, timeout_s=arguments.timeout, as_json=arguments.json)
+    _check(folder, request)
+    return ask(folder, request, timeout_s=timeout_s, as_json=as_json)
+
+
+def _request(arguments: argparse.Namespace) -> ControlRequest | None:
+    """Return what is asked for; None: nothing, so the mixture is shown."""
+    weights = shares(arguments.weights, option="--weights")
+    steps = None if arguments.skip is None else step_range(arguments.skip, option="--skip")
+    wanted = {
+        "stop": arguments.stop,
+        "checkpoint": arguments.save,
+        "weights": weights or None,
+        "batch_size": arguments.batch_size,
+        "islands": arguments.islands,
+        "skip_steps": (steps.start, steps.stop) if steps else None,
+        "extend": arguments.extend,
+    }
+    if any(value is not None and value is not False for value in wanted.values()):
+        return ControlRequest(**wanted, at_step=arguments.at_step, reason=arguments.reason)
+    if arguments.at_step is not None or arguments.reason:
+        raise UsageError("--at-step and --reason need a request", fix="Add --weights CORPUS=SHARE.")
+    return None
+
+
+def _check(run: Path, request: ControlRequest) -> None:
+    """Refuse what no start of the run can apply.
+
+    Raises:
+        UsageError: the folder is not a run, no job runs on it, or it has no such corpus.
+        PenstockError: the request is not possible, or a corpus cannot be opened.
+    """
+    if request.weights or request.skip_steps or request.extend:
+        loader = open_run(run).loader
+        for name in request.weights or ([request.extend] if request.extend else []):
+            if name not in loader.corpora:
+                raise UsageError("The run has no such corpus", got=name, fix=nearest(name, [*loader.corpora]))
+        check_possible(loader, request)
+        return
+    recipe_of(run)  # raises for an invalid folder; the corpora may be out of sight
+    if (request.needs_job or request.islands) and not job_is_running(run):
+        fix = "A run that was stopped has its checkpoints."
+        if request.islands:
+            fix = "Start it with --processes for as many islands as you want."
+        raise UsageError("No job runs on it", got=str(run), fix=fix)
+
+
+def ask(run: Path, request: ControlRequest, *, timeout_s: float, as_json: bool) -> int:
+    """Send a request in the user's name, and wait for the reply while a job runs; return an exit code."""
+    number = submit(run, replace(request, asked_by=_user()))
+    found, is_late = _answered(run, number, timeout_s=timeout_s), False
+    if found is not None:
+        status, said = "taken up" if found.taken_up else "refused", found.said
+    elif is_late := job_is_running(run):
+        status = "waiting"
+        said = f"the job has not answered in {duration(timeout_s)}; it will when its step is done"
+    else:
+        status, said = "waiting", "no job runs on it: the request is taken up when the run is started again"
+    failed = is_late or status == "refused"
+    if as_json:
+        told = asdict(found) if found else {}
+        print(json.dumps({"request": number, "status": status, "said": said, "answer": told}))
+    else:
+        print(f"request {number}: {said}", file=sys.stderr if failed else sys.stdout)
+    return int(failed)
+
+
+def _user() -> str:
+    """Return the user's name; their id if the system has no name, as in a container with an arbitrary one."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # OSError from Python 3.13 on
+        return f"user {os.getuid()}"
+
+
+def _answered(run: Path, number: int, *, timeout_s: float) -> ControlReply | None:
+    end = clock.monotonic() + timeout_s
+    while (found := read_answer(run, number)) is None:
+        if clock.monotonic() >= end or not job_is_running(run):
+            return read_answer(run, number)
+        clock.sleep(_LOOK_EVERY_S)
+    return found

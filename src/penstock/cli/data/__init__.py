@@ -20,7 +20,6 @@ COMMANDS = {
     "index": "index the files of another tool, before a run does",
     "teach": "write a teacher's most likely tokens beside a corpus, for distillation",
     "convert": "write a corpus of any format as Arrow shards, or as Megatron-LM's files",
-    "mix": "show the mixture of a run, or change that of a running job",
     "where": "show the documents in a row of a step",
     "find": "list the steps that train on a document",
     "replay": "write the batches of some steps to files",

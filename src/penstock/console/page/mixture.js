@@ -1,7 +1,7 @@
 // The mixture under your hand: weights, the epochs that they mean, and requests to the running job.
 //
 // A corpus whose slider was moved has that share; the others keep their proportions in the rest, as with
-// `penstock data mix RUN --set`.
+// `penstock control RUN --weights`.
 
 import * as api from "./api.js";
 import { el, failure, quiet, quoted, table, throttled } from "../charts/dom.js";
@@ -169,8 +169,8 @@ export class MixtureView {
     this.#writeEnds(this.mixture.corpora);
     this.apply.disabled = !isChanged || !this.#isAllowed;
     this.undo.disabled = !isChanged;
-    const words = Object.entries(requested(this.now, set)).map(([name, share]) => `--set ${quoted(`${name}=${Number(share.toFixed(12))}`)}`);
-    this.command.textContent = `penstock data mix ${quoted(this.page.row.path || this.page.run.name)} ${words.join(" ") || "--set CORPUS=SHARE"}`;
+    const shares = Object.entries(requested(this.now, set)).map(([name, share]) => `${name}=${Number(share.toFixed(12))}`);
+    this.command.textContent = `penstock control ${quoted(this.page.row.path || this.page.run.name)} --weights ${shares.length ? quoted(shares.join(",")) : "CORPUS=SHARE"}`;
     if (isChanged) this.preview();
   }
 

@@ -1,6 +1,6 @@
 """Routes of requests to running jobs: send one, list them with their replies, preview a mixture.
 
-What is sent is the file that `penstock data mix`, `penstock islands` and `penstock control` write, checked as
+What is sent is the file that `penstock control` writes, checked as
 they check it; the job decides. Without --control nothing is sent.
 """
 

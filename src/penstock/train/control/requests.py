@@ -235,7 +235,7 @@ def _numbers(folder: Path, kind: str, *, bad: bool = True) -> set[int]:
     return {number for number in found if number <= _MOST_REQUESTS}
 
 
-_ASK_AGAIN = "Remove it, and ask again with `penstock control` or `penstock data mix`."
+_ASK_AGAIN = "Remove it, and ask again with `penstock control`."
 
 
 def _read(path: Path, *, most_bytes: int = _MOST_BYTES) -> dict[str, Any]:  # Any: JSON values

@@ -1,8 +1,8 @@
-"""Requests of the command line: in whose name they are sent."""
+"""Requests of `penstock control`: in whose name they are sent."""
 
 import os
 
-from penstock.cli.job_request import ask
+from penstock.cli.control import ask
 from penstock.train.control.requests import ControlRequest, read_request
 
 
