@@ -176,7 +176,7 @@ def test_a_server_answers_once_it_is_ready_and_ends_its_answers_when_its_pod_is_
     for file in make_model(runs / "model").iterdir():
         file.chmod(0o644)  # weights are written for their owner only, and pods run as another user
     monkeypatch.setenv("KUBECONFIG", str(found.kubeconfig(tmp_path / "kubeconfig")))
-    serve = ["launch", "kubernetes", "model", "--serve", "--image", "penstock", "--volume", "runs:/runs"]
+    serve = ["launch", "server", "model", "--image", "penstock", "--volume", "runs:/runs"]
     refused = penstock(*serve, cwd=tmp_path)
     assert "A server that other machines reach needs a key" in one_paragraph(refused, 2)
     serve += ["--server=--insecure", "--cpu", 1, "--grace", 40]

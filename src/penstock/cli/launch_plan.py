@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.checkpoint.find import saved_of
 from penstock.checkpoint.layout import INDEX_FILE
+from penstock.cli.options import add_fields, fields_of
 from penstock.core.config import Raw
 from penstock.core.errors import ConfigError, PenstockError, RunLocked, UsageError
 from penstock.core.toml import toml_text
@@ -57,7 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("recipe", type=Path, help="TOML file; see `penstock recipes`")
     add("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a recipe key")
-    add("--nodes", default="1", metavar="N|MIN:MAX", help="nodes; MIN:MAX: nodes may come and go; default: 1")
     add(
         "--processes",
         type=int,
@@ -70,6 +70,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start more than 4 processes on a core, or more than fits into the memory",
     )
     add("--name", default="", metavar="TEXT", help="name of the job; default: the run's folder")
+    add_fields(parser, RunSpec, "grace_s", "idle_starts", networks="--network")
+    add("--cluster", default="", metavar="NAME|FILE.toml", help="machines and their price; see `penstock plan`")
+    add_common(parser)
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that jobs and servers share."""
+    add = parser.add_argument
+    add("--nodes", default="1", metavar="N|MIN:MAX", help="nodes; MIN:MAX: nodes may come and go; default: 1")
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="variable of every process")
     add(
         "--secret",
@@ -78,27 +87,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=file:PATH|env:NAME|key:SECRET/KEY",
         help="variable whose value is read from a file on each node, handed on from this shell (not on "
         "Kubernetes), or that of a Secret of Kubernetes",
-    )
-    add(
-        "--network",
-        action="append",
-        default=[],
-        metavar="NIC",
-        help="interface for the run's traffic; may be repeated",
-    )
-    add("--grace", type=float, default=60.0, metavar="S", help="seconds to stop and save in; default: 60")
-    add(
-        "--idle-starts",
-        type=int,
-        default=3,
-        metavar="N",
-        help="starts in a row without a new checkpoint, after which the run ends with 76; default: 3",
-    )
-    add(
-        "--cluster",
-        default="",
-        metavar="NAME|FILE.toml",
-        help="machines and their price; see `penstock plan`",
     )
     add(
         "--dry-run",
@@ -113,8 +101,8 @@ def planned(arguments: argparse.Namespace, **of_engine: Any) -> LaunchPlan:  # A
     """Return the launch of the options, checked; nothing is written.
 
     Args:
-        of_engine: fields of the specification that the engine's own options set, and `build`, which makes
-            a recipe of its values.
+        of_engine: fields of the specification that follow from the engine, and `build`, which makes a recipe
+            of its values.
 
     Raises:
         UsageError: the recipe or an option is wrong.
@@ -142,15 +130,13 @@ def planned(arguments: argparse.Namespace, **of_engine: Any) -> LaunchPlan:  # A
         secrets=secrets_of(arguments.secret),
         nodes=node_range(arguments.nodes),
         processes=_processes(arguments.processes, cluster),
-        networks=tuple(arguments.network),
         storage=_folders(config),
-        grace_s=arguments.grace,
-        idle_starts=arguments.idle_starts,
+        **fields_of(arguments, RunSpec),
         **of_engine,
     )
     _check_cluster(spec, cluster)
     check_sizes(spec, config)
-    check_grace(arguments.grace, **measured(run))
+    check_grace(spec.grace_s, **measured(run))
     frozen = _with_price(_with_deadline(raw, config, spec), config, cluster)
     return LaunchPlan(
         spec=spec, folder=folder, recipe=toml_text(frozen) + "\n", config=config, cluster=cluster

@@ -8,7 +8,7 @@ import ast
 import dataclasses
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, replace
 from importlib import import_module
 from itertools import pairwise
@@ -24,35 +24,59 @@ from penstock.engine.sampling_params import Params, Sampling
 MODEL_FIELDS = ("device", "weights", "activations", "cache", "max_context", "drafts", "num_drafts")
 """Of `EngineConfig`: options of all commands that open an engine."""
 
-_METAVARS: dict[type, str] = {int: "N", float: "X", str: "TEXT"}
-_OTHERWISE = re.compile(r"(.*?)[;.,]? ?\b(?:None|False): (.*)")
+_OTHERWISE = re.compile(r"(.*?)[;.,]? ?\b(?:None|False|Empty|0): (.*)")
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def add_fields(group: argparse._ActionsContainer, kind: type, *names: str, **options: str) -> None:
+def add_fields(
+    group: argparse._ActionsContainer,
+    kind: type,
+    *names: str,
+    defaults: Mapping[str, object] | None = None,
+    **options: str,
+) -> None:
     """Declare options for fields of a dataclass; `fields_of` returns their values.
 
     A field says all of its option: name, type, choices and default. Its help is the first paragraph of the
-    text below it, in which "None: x" tells the default of what has none, and "False: x" what `--no-NAME` does
-    where True is the default. A tuple is an option that may be repeated. A field without default is required.
+    text below it, in which "None: x", "Empty: x" or "0: x" tells the default of what has none, and "False: x"
+    what `--no-NAME` does where True is the default. A tuple is an option that may be repeated. A float named
+    `NAME_s` is the option `--NAME` and takes a time such as 90m. A field without default is required.
 
     Args:
         names: fields whose options have their names.
+        defaults: field -> default of its option, where that is not the field's.
         options: field -> name of its option, such as `num_heads="--heads"`.
     """
     types, texts = get_type_hints(kind), field_texts(kind)
-    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    known = {field.name: field.default for field in dataclasses.fields(kind)} | dict(defaults or {})
     for name in (*names, *options):
-        settings = _argument(types[name], defaults[name], texts[name])
+        is_time = types[name] is float and name.endswith("_s")
+        settings = _argument(seconds if is_time else types[name], known[name], texts[name])
         no = "no-" if settings.get("action") == "store_false" else ""
-        option = options.get(name, f"--{no}{name.replace('_', '-')}")
+        option = options.get(name, f"--{no}{(name.removesuffix('_s') if is_time else name).replace('_', '-')}")
         group.add_argument(option, dest=f"{kind.__name__}.{name}", **settings)
+
+
+def seconds(text: str) -> float:
+    """Read a time such as 90m, 24h or 2d.
+
+    >>> seconds("90m"), seconds("2d"), seconds("30")
+    (5400.0, 172800.0, 30.0)
+    """
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)\s*([smhd]?)", text.strip())
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90m, 24h or 2d")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+_METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", seconds: "TIME"}  # Any: what reads a text
 
 
 def _argument(kind: Any, default: object, text: str) -> dict[str, Any]:  # Any: a type; what argparse takes
     text = " ".join(text.split()).rstrip(".").replace("%", "%%")
     if not text[:2].isupper():
         text = text[0].lower() + text[1:]
-    match = _OTHERWISE.fullmatch(text)
+    match = _OTHERWISE.fullmatch(text) if kind is bool or not default else None
     text, otherwise = match.groups() if match else (text, "")
     if kind is bool:
         return {"action": f"store_{not default}".lower(), "help": otherwise if default else text}
@@ -63,10 +87,14 @@ def _argument(kind: Any, default: object, text: str) -> dict[str, Any]:  # Any: 
         value_type = members[0] if members else kind
         settings = {"type": value_type, "metavar": _METAVARS[value_type]}
     if get_origin(kind) is tuple:
-        return {**settings, "action": "append", "default": [], "help": f"{text}; may be repeated"}
+        shown = f"; default: {otherwise}" if otherwise else ""
+        return {**settings, "action": "append", "default": [], "help": f"{text}; may be repeated{shown}"}
     if default is MISSING:
         return {**settings, "required": True, "help": text}
-    shown = otherwise if default is None else f"{default:g}" if isinstance(default, float) else default
+    unit = " s" if kind is seconds else ""
+    shown = otherwise or (f"{default:g}{unit}" if isinstance(default, float) else default)
+    if shown == "":
+        return {**settings, "default": default, "help": text}
     return {**settings, "default": default, "help": f"{text}; default: {shown}"}
 
 

@@ -33,22 +33,6 @@ def parse_count(text: str) -> int:
     return int(Fraction(match[1]) * _SIZE[match[2]])  # exact: a float would round beyond 2**53
 
 
-def parse_duration(text: str) -> float:
-    """Parse a time such as '90', '90s', '15m', '1h' or '2d' into seconds.
-
-    Raises:
-        UsageError: the text is not a number above 0 with an optional known suffix.
-
-    >>> parse_duration("90"), parse_duration("1.5h")
-    (90.0, 5400.0)
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text.strip().lower())
-    seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]] if match else 0.0
-    if not 0 < seconds < 10**8:
-        raise UsageError("Not a time", got=text, fix="Write a number with s, m, h or d, such as 15m or 1h.")
-    return seconds
-
-
 def si(value: float) -> str:
     """Format a count with three significant digits and an SI letter.
 

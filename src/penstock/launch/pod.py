@@ -6,12 +6,12 @@ Nothing here asks a cluster, and no client of one is needed.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from penstock.core.errors import UsageError
 from penstock.core.limits import Limit, check_limits, limited
 from penstock.launch.pod_networks import NAME, PREFIX, PROVIDERS, RESOURCE, PodNetwork
 
-NETWORK_POLICIES = ("run", "none")
 OWN_PATHS = ("/tmp", "/cache", "/dev/shm", "/etc/penstock", "/etc/penstock-code")
 """What every pod has besides its claims; see render/pod_template.py."""
 _SHARED_MODES = ("ReadWriteMany", "ReadOnlyMany")
@@ -84,45 +84,48 @@ class PodSpec:
     """How the nodes of a run become pods."""
 
     image: str
-    """Image that has Penstock and torch installed."""
+    """Container image with Penstock and torch."""
     recipe: str = ""
     """Text of the recipe; pods read it from a ConfigMap."""
     namespace: str = limited(_LABEL, "default")
-    api: str = "jobset"
-    """`jobset`: a JobSet. `trainjob`: a TrainJob of Kubeflow Trainer v2, and a TrainingRuntime for it."""
+    """Namespace of the pods."""
+    api: Literal["jobset", "trainjob"] = "jobset"
+    """Kind of the job: a JobSet, or a TrainJob of Kubeflow Trainer v2 with its TrainingRuntime."""
     volumes: tuple[PodVolume, ...] = ()
     """Relative paths of the recipe begin in the first one."""
     cache: str = limited(_QUANTITY, "50Gi")
-    """Size of the folder on the node's disk that holds parts of remote corpora; it is lost with the pod."""
+    """Size of the folder on the node's disk that holds parts of remote corpora."""
     shared_memory: str = limited(_QUANTITY, "8Gi")
     """Size of /dev/shm, taken from the pod's memory."""
     device: str = limited(RESOURCE, "")
-    """Resource name of a device, such as nvidia.com/gpu; each process gets one. Empty: CPU only."""
+    """Resource of which each process gets one, such as nvidia.com/gpu. Empty: none."""
     cpu: str = limited(_QUANTITY, "")
-    """CPU cores of a pod, such as 16; request and limit. Empty: the cluster's default."""
+    """CPU cores of a pod, such as 16; request and limit. Empty: the cluster's."""
     memory: str = limited(_QUANTITY, "")
-    """Memory of a pod, such as 64Gi; request and limit. Empty: the cluster's default."""
+    """Memory of a pod, such as 64Gi; request and limit. Empty: the cluster's."""
     fs_group: int | None = limited(Limit(least=0, most=2**31 - 1, says="the number of a group"), None)
     """Group that volumes are handed to. None: the cluster's, as OpenShift chooses its own."""
     service_account: str = limited(_DOMAIN, "")
+    """Service account of the pods. Empty: the namespace's."""
     priority_class: str = limited(_DOMAIN, "")
+    """Priority class of the pods. Empty: the cluster's."""
     node_selector: tuple[tuple[str, str], ...] = limited(_KEY, ())
     """Labels that a node must have."""
     excluded_nodes: tuple[str, ...] = limited(replace(_DOMAIN, option="exclude-node"), ())
-    """Names of nodes that get no pod of the run, such as those that a preflight found slow."""
+    """Node that gets no pod, such as one that a preflight found slow."""
     required_topology: str = limited(_KEY, "")
-    """Node label of a level of Kueue's topology in which all pods must be, such as a rack's."""
+    """Node label of a level of Kueue's topology in which all pods must be, such as a rack's. Empty: none."""
     preferred_topology: str = limited(_KEY, "")
-    """The same, but the run starts where that is not possible."""
+    """The same, but the run also starts where that is not possible. Empty: none."""
     code: PodCode | None = None
     network_provider: str = "nad"
     """`nad`: NetworkAttachmentDefinitions for Multus. `dra`: ResourceClaimTemplates for DRANET.
     `multi-nic-cni`: a MultiNicNetwork."""
     networks: tuple[PodNetwork, ...] = ()
     """Network cards besides the cluster's own network."""
-    network_policy: str = "run"
-    """`run`: a NetworkPolicy lets only pods of the run reach its pods, but for `open_ports`. `none`: none is
-    made, where the cluster forbids it, or its network plugin treats it wrongly."""
+    network_policy: Literal["run", "none"] = "run"
+    """NetworkPolicy of the pods. run: only pods of the run reach them, but for the port of metrics. none: no
+    policy is made, for instance because you have no right to."""
     open_ports: tuple[int, ...] = ()
     """Ports that others may reach, such as that of metrics."""
 
@@ -144,7 +147,7 @@ class PodSpec:
         for option, value, known in (
             ("--api", self.api, ("jobset", "trainjob")),
             ("--network-provider", self.network_provider, PROVIDERS),
-            ("--network-policy", self.network_policy, NETWORK_POLICIES),
+            ("--network-policy", self.network_policy, ("run", "none")),
         ):
             if value not in known:
                 raise UsageError(f"{option} takes one of {', '.join(known)}", got=value)

@@ -28,16 +28,17 @@ class ServingSpec:
     environment: tuple[tuple[str, str], ...] = ()
     secrets: tuple[Secret, ...] = ()
     devices: int = 1
-    """Devices of each pod."""
+    """Devices of a pod."""
     grace_s: float = limited(GRACE, 60.0)
-    """Seconds from a request to stop until a pod is killed: open answers must end within."""
+    """Time from a request to stop until a pod is killed: open answers must end within."""
     startup_s: float = 1800.0
-    """Seconds for loading the model; a pod that needs longer is started again."""
+    """Longest time to load the model; a pod that needs longer is started again."""
     port: int = 8000
+    """Port of the server."""
     waiting_per_pod: int = 4
-    """Answers that may wait for each pod, before another pod is started."""
+    """Queued answers per pod before another pod starts, with --nodes MIN:MAX."""
     is_kserve: bool = False
-    """True: an InferenceService of KServe, instead of a Deployment with a Service."""
+    """Deploy an InferenceService of KServe, instead of a Deployment with a Service."""
 
     def __post_init__(self) -> None:
         check_limits(self)

@@ -9,7 +9,7 @@ specification is particular to one, except the extras that are handed through, a
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from penstock.core import config as configs
 from penstock.core.config import Raw
@@ -104,16 +104,17 @@ class RunSpec:
     processes: int = limited(Limit(least=1, most=10_000), 1)
     """Processes of each node, one per device."""
     networks: tuple[str, ...] = ()
-    """Interfaces that carry the run's traffic, on every node. Empty: those that each node finds."""
+    """Interface that carries the run's traffic, on every node. Empty: those that each node finds."""
     storage: tuple[str, ...] = ()
     """Folders that every node must see: the run's, those of the corpora."""
     grace_s: float = limited(GRACE, 60.0)
-    """Seconds from a request to stop until processes are killed: a step and a save must fit."""
+    """Time from a request to stop until processes are killed: a step and a save must fit."""
     time_limit_s: float = limited(_TIME_LIMIT, 0.0)
-    """Seconds of one start, after which it is stopped; 0: no limit of its own."""
+    """Longest time of one start, such as 90m or 24h; 0: the queue's."""
     queue: str = ""
-    """Queue of the engine: Slurm's partition."""
+    """Queue of the engine: Slurm's partition, or Kueue's LocalQueue. Empty: the engine's own."""
     account: str = ""
+    """Slurm's account. Empty: yours."""
     extras: tuple[str, ...] = ()
     """Options of the engine that Penstock does not know, handed through."""
     idle_starts: int = limited(Limit(least=1, most=1_000_000), 3)
@@ -122,8 +123,9 @@ class RunSpec:
     """Times that a job puts itself back into the queue."""
     pod: PodSpec | None = None
     """Pods of its nodes, on Kubernetes."""
-    doctor: str = "skip"
-    """`report`: examine the nodes before the first start. `require`: end at a red line. `skip`: do not."""
+    doctor: Literal["report", "require", "skip"] = "skip"
+    """Examine a fixed number of nodes together before the first start. report: then start. require: end at a
+    red line. skip: do not examine them."""
 
     def __post_init__(self) -> None:
         check_limits(self)

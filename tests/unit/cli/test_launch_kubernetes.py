@@ -29,26 +29,6 @@ def launch(tmp_path, capfd):
     return launch
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        *("--set=run.steps=3", "--network=ens1", "--idle-starts=2", "--cluster=nosuch", "--api=trainjob"),
-        *("--queue=research", "--required-topology=rack", "--preferred-topology=rack", "--time-limit=1h"),
-        *("--max-requeues=3", "--doctor=require", "--code=.", "--code-store=s3://a/b"),
-        "--network-policy=none",
-    ],
-)
-def test_an_option_that_a_server_would_not_look_at_is_refused(launch, option):
-    code, said = launch("--serve", "--server=--insecure", option, "--dry-run")
-    assert (code, f"{option.partition('=')[0]} is for a run that trains" in said) == (2, True), said
-
-
-@pytest.mark.parametrize("option", ["--port=80", "--waiting=2", "--startup=1h", "--server=--insecure"])
-def test_an_option_that_a_run_would_not_look_at_is_refused(launch, option):
-    code, said = launch(option, "--dry-run")
-    assert (code, f"{option.partition('=')[0]} is for a server" in said) == (2, True), said
-
-
 @pytest.mark.parametrize("setting", ["run.dir=../out", "data.corpora.python.path=/runs/../corpus"])
 def test_a_path_that_leaves_its_volume_is_refused(launch, setting):
     code, said = launch("--volume=runs:/runs", f"--set={setting}", "--dry-run")

@@ -1,10 +1,11 @@
-"""Launch a recipe on this machine, on Slurm or on Kubernetes, and watch, stop or resize it.
+"""Launch a recipe on this machine, on Slurm or on Kubernetes; watch, stop or resize it; deploy a server.
 
 example:
   penstock launch local recipe.toml --nodes 2
   penstock launch local recipe.toml --nodes 1:3
   penstock launch slurm recipe.toml --nodes 4 --processes 8 --partition gpu --time-limit 24h --dry-run
   penstock launch kubernetes recipe.toml --nodes 4 --image registry/penstock:0.1 --volume runs:/runs --dry-run
+  penstock launch server models/a --image registry/penstock:0.1 --volume models:/models --server=--insecure
   penstock launch status runs/first
   penstock launch logs runs/first -f --rank 3
   penstock launch resize runs/first 2
@@ -22,7 +23,8 @@ from penstock.cli.options import add_subcommands, run_subcommand
 COMMANDS = {
     "local": "run a recipe on this machine, as one node or as several groups of processes",
     "slurm": "submit a recipe to Slurm as one batch job, which supervises and requeues itself",
-    "kubernetes": "submit a recipe to Kubernetes as a JobSet or TrainJob, or deploy a server",
+    "kubernetes": "submit a recipe to Kubernetes as a JobSet or TrainJob",
+    "server": "deploy a server of a model on Kubernetes",
     "status": "show what a launched run does, and every transition with its cause",
     "logs": "print what a rank of a launched run printed",
     "cancel": "stop a launched run for good, after saving",

@@ -1,10 +1,10 @@
 """`penstock launch slurm`: submit a recipe to Slurm."""
 
 import argparse
-import re
 from contextlib import suppress
 
 from penstock.cli import launch_plan
+from penstock.cli.options import add_fields
 from penstock.cli.streams import complain
 from penstock.core.errors import PenstockError
 from penstock.core.units import duration
@@ -17,6 +17,7 @@ from penstock.launch.engines.slurm_queue import (
 from penstock.launch.render.rendered import Rendered
 from penstock.launch.render.slurm import render
 from penstock.launch.sbatch_options import check_extra
+from penstock.launch.spec import RunSpec
 
 EPILOG = """\
 One batch script is written into RUN/launch and submitted. It examines the nodes, starts the ranks on all of
@@ -33,36 +34,17 @@ job's own: 0 finished or stopped for good, 75 requeued too often, 76 several sta
 checkpoint
 """
 
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     launch_plan.add_arguments(parser)
-    add = parser.add_argument
-    add("--partition", default="", metavar="NAME", help="Slurm's partition; default: Slurm's")
-    add("--account", default="", metavar="NAME", help="Slurm's account; default: yours")
-    add(
-        "--time-limit",
-        type=seconds,
-        default=0.0,
-        metavar="TIME",
-        help="longest time of one start, such as 90m or 24h; default: the partition's",
+    add_fields(
+        parser,
+        RunSpec,
+        *("account", "time_limit_s", "max_requeues", "doctor"),
+        defaults={"doctor": "report"},
+        queue="--partition",
     )
-    add(
-        "--max-requeues",
-        type=int,
-        default=100,
-        metavar="N",
-        help="times that the job may be requeued, by itself or by Slurm; default: 100",
-    )
-    add(
-        "--doctor",
-        choices=("report", "require", "skip"),
-        default="report",
-        help="examine the nodes first; require: end at a red line; default: report",
-    )
-    add(
+    parser.add_argument(
         "--sbatch",
         action="append",
         default=[],
@@ -73,15 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Submit the job, or show it."""
-    plan = launch_plan.planned(
-        arguments,
-        queue=arguments.partition,
-        account=arguments.account,
-        time_limit_s=arguments.time_limit,
-        max_requeues=arguments.max_requeues,
-        doctor=arguments.doctor,
-        extras=tuple(map(check_extra, arguments.sbatch)),
-    )
+    plan = launch_plan.planned(arguments, extras=tuple(map(check_extra, arguments.sbatch)))
     rendered = render(plan.spec)
     from penstock.launch.engines import slurm
 
@@ -118,15 +92,3 @@ def run(arguments: argparse.Namespace) -> int:
         if state.is_stuck:
             complain(f"Job {ident} will not start by itself. {state.reason}.")
     return 0
-
-
-def seconds(text: str) -> float:
-    """Read a time such as 90m, 24h or 2d.
-
-    >>> seconds("90m"), seconds("2d"), seconds("30")
-    (5400.0, 172800.0, 30.0)
-    """
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)\s*([smhd]?)", text.strip())
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90m, 24h or 2d")
-    return float(match[1]) * _UNITS[match[2]]

@@ -1,10 +1,10 @@
-"""Options that `penstock launch kubernetes --serve` hands through to the server."""
+"""Options that `penstock launch server` hands through to the server."""
 
 import argparse
 
 import pytest
 
-from penstock.cli.launch.kubernetes import _server_options
+from penstock.cli.launch.server import _server_options
 from penstock.core.errors import UsageError
 
 

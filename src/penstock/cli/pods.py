@@ -1,0 +1,126 @@
+"""Pods of a job or a server: their options, and what a cluster says of their objects."""
+
+import argparse
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from penstock.cli.options import add_fields, fields_of
+from penstock.core import config as configs
+from penstock.core.errors import PenstockError, UsageError
+from penstock.launch.pod import PodCode, PodSpec, PodVolume
+from penstock.launch.pod_networks import PodNetworks
+from penstock.launch.render.kubernetes import is_inside
+
+if TYPE_CHECKING:
+    from penstock.launch.engines.kubernetes_api import ClusterConnection
+
+WORK = "/tmp/work"
+"""Where relative paths begin in pods without a volume."""
+
+
+def add_pod_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of pods that jobs and servers share."""
+    add_fields(
+        parser,
+        PodSpec,
+        *("image", "namespace", "device", "cpu", "memory", "cache", "shared_memory", "fs_group"),
+        *("service_account", "priority_class"),
+        excluded_nodes="--exclude-node",
+    )
+    parser.add_argument(
+        "--volume",
+        action="append",
+        default=[],
+        metavar="CLAIM:PATH",
+        help="PersistentVolumeClaim, and where pods have it; may be repeated",
+    )
+    parser.add_argument(
+        "--node-selector",
+        action="append",
+        default=[],
+        metavar="LABEL=VALUE",
+        help="only nodes with this label get pods; may be repeated",
+    )
+    parser.add_argument("--networks", type=Path, metavar="FILE.toml", help="network cards of the pods")
+
+
+def pod_spec(arguments: argparse.Namespace, code: PodCode | None = None) -> PodSpec:
+    """Return the pods of the options.
+
+    Raises:
+        UsageError: an option is wrong.
+    """
+    networks = None
+    if arguments.networks:
+        raw = configs.load_toml(arguments.networks, what="The file of networks")
+        networks = configs.build(PodNetworks, raw)
+    return PodSpec(
+        **fields_of(arguments, PodSpec),
+        volumes=tuple(map(_volume, arguments.volume)),
+        node_selector=tuple(map(_label, arguments.node_selector)),
+        code=code,
+        network_provider=networks.provider if networks else "nad",
+        networks=networks.networks if networks else (),
+    )
+
+
+def _volume(text: str) -> PodVolume:
+    claim, colon, path = text.partition(":")
+    if not colon:
+        raise UsageError("--volume takes CLAIM:PATH", got=text, fix="Example: --volume runs:/runs.")
+    return PodVolume(claim=claim, path=path.rstrip("/") or path)
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError("--node-selector takes LABEL=VALUE", got=text)
+    return name, value
+
+
+def check_mounted(what: str, path: PurePosixPath, mounts: Sequence[PurePosixPath], *, fix: str) -> None:
+    """Refuse a path that is in no volume of the pods.
+
+    Raises:
+        UsageError: with the path and the volumes.
+    """
+    if not any(is_inside(path, mount) for mount in mounts):
+        known = ", ".join(map(str, mounts)) or "none"
+        raise UsageError(
+            f"The {what} is in no volume of the pods ({known}), and is lost with a pod",
+            got=str(path),
+            fix=f"Mount a claim: --volume CLAIM:PATH. {fix}",
+        )
+
+
+def tried(namespace: str, ask: Callable[["ClusterConnection"], str]) -> str:
+    """Return what a cluster says of a launch, if one is configured and answers.
+
+    Raises:
+        PenstockError: it would refuse the launch.
+    """
+    from penstock.launch.engines.kubernetes_api import connect
+
+    try:
+        cluster = connect(namespace)
+        cluster.all("v1", "ConfigMap")
+    except PenstockError as error:
+        return f"no cluster tried these objects: {error}"
+    return ask(cluster)
+
+
+def fitting_name(text: str, longest: int) -> str:
+    """Return a name of an object made of another text; a shortened one ends with a hash of the whole.
+
+    >>> fitting_name("My_run.1", 48), fitting_name("7b-on-web", 48), fitting_name("a" * 30, 20)
+    ('my-run-1', 'run-7b-on-web', 'aaaaaaaaaaaaa-e8921a')
+    """
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    name = name if name[:1].isalpha() else f"run-{name}".rstrip("-")
+    if len(name) <= longest:
+        return name
+    digest = hashlib.blake2b(text.encode(), digest_size=3).hexdigest()
+    return f"{name[: longest - 7].rstrip('-')}-{digest}"
