@@ -21,10 +21,12 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from penstock.cli.options import add_fields, fields_of
 from penstock.cli.streams import complain, explain
 from penstock.core import env
 from penstock.core.errors import UsageError, nearest
 from penstock.core.files import check_folder_of
+from penstock.doctor.checks.check import CheckOptions
 from penstock.launch.local import check_processes
 from penstock.launch.local import run as run_processes
 
@@ -33,21 +35,15 @@ _STDOUT = Path("-")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--corpus", default="", metavar="CORPUS", help="measure the loader on this corpus")
-    parser.add_argument(
-        "--store", default="", metavar="ADDRESS", help="measure an object store, below s3://, gs:// or az://"
-    )
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=Path(),
-        metavar="DIR",
-        help="measure the disk of this folder; default: here",
+    add_fields(
+        parser,
+        CheckOptions,
+        *("corpus", "store", "folder", "seconds"),
+        defaults={"folder": Path()},
+        networks="--network",
+        expected_gpus="--expect-gpus",
     )
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="processes on this machine")
-    parser.add_argument(
-        "--seconds", type=float, default=60.0, metavar="S", help="bound on the time for links; default: 60"
-    )
     parser.add_argument(
         "--timeout",
         type=float,
@@ -59,13 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="FILE", help="write the detected machines for penstock plan"
     )
     parser.add_argument(
-        "--network",
-        action="append",
-        default=[],
-        metavar="NIC",
-        help="measure links over this interface of every machine; may be repeated; default: all usable",
-    )
-    parser.add_argument(
         "--exclude", type=Path, metavar="FILE", help="write the hosts to leave out, one a line; may be empty"
     )
     parser.add_argument(
@@ -73,9 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="NAMES",
         help="run these checks of a machine alone: gpus,copies; default: all",
-    )
-    parser.add_argument(
-        "--expect-gpus", type=int, metavar="N", help="NVIDIA GPUs of a machine; default: those on its PCI bus"
     )
     parser.add_argument(
         "--json",
@@ -89,16 +75,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the checks and print the report."""
-    for name in ("seconds", "timeout"):
-        if not 0 < getattr(arguments, name) < float("inf"):
-            raise UsageError(f"--{name} must be above 0", got=getattr(arguments, name))
+    given = fields_of(arguments, CheckOptions)
+    for name, limit in (("seconds", given["seconds"]), ("timeout", arguments.timeout)):
+        if not 0 < limit < float("inf"):
+            raise UsageError(f"--{name} must be above 0", got=limit)
     for option in ("out", "exclude", "json"):
         if path := getattr(arguments, option):
             check_folder_of(path, option=f"--{option}")
-    if arguments.store:
+    if given["store"]:
         from penstock.doctor.checks.object_store import place_of
 
-        place_of(arguments.store)  # an invalid address is refused before measuring
+        place_of(given["store"])  # an invalid address is refused before measuring
     check_processes(arguments.processes)
     env.silence_torch()
     import penstock.doctor.run_checks  # torch; imported once, before processes fork
@@ -128,22 +115,13 @@ def _check_names(text: str, known: Iterable[str]) -> tuple[str, ...]:
 
 def _examine(arguments: argparse.Namespace) -> int:
     from penstock.core.files import write_atomic
-    from penstock.doctor.checks.check import CheckOptions
     from penstock.doctor.cluster import cluster_of
     from penstock.doctor.outliers import hosts_to_leave_out
     from penstock.doctor.report import as_json, as_text
     from penstock.doctor.run_checks import CHECKS, examine
     from penstock.plan.hardware import write
 
-    options = CheckOptions(
-        folder=arguments.folder,
-        corpus=arguments.corpus,
-        store=arguments.store,
-        networks=tuple(arguments.network),
-        seconds=arguments.seconds,
-        only=_check_names(arguments.checks, CHECKS),
-        expected_gpus=arguments.expect_gpus,
-    )
+    options = CheckOptions(only=_check_names(arguments.checks, CHECKS), **fields_of(arguments, CheckOptions))
     report = examine(options, timeout_s=arguments.timeout, on_check=_progress)
     if report is None:
         return 0

@@ -24,7 +24,7 @@ from penstock.engine.sampling_params import Params, Sampling
 MODEL_FIELDS = ("device", "weights", "activations", "cache", "max_context", "drafts", "num_drafts")
 """Of `EngineConfig`: options of all commands that open an engine."""
 
-_OTHERWISE = re.compile(r"(.*?)[;.,]? ?\b(?:None|False|Empty|0): (.*)")
+_OTHERWISE = re.compile(r"(.*?)[;.,]? ?\b(?:None|False|[Ee]mpty|0): (.*)")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -69,7 +69,7 @@ def seconds(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
-_METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", seconds: "TIME"}  # Any: what reads a text
+_METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH", seconds: "TIME"}  # Any: what reads a text
 
 
 def _argument(kind: Any, default: object, text: str) -> dict[str, Any]:  # Any: a type; what argparse takes

@@ -16,21 +16,21 @@ class CheckOptions:
     """Options of the doctor."""
 
     folder: Path
-    """Folder whose disk is measured."""
+    """Measure the disk of this folder."""
     corpus: str = ""
-    """Corpus whose loading speed is measured; empty: none."""
+    """Measure the loader on this corpus."""
     store: str = ""
-    """Address in an object store where test objects are written, read and deleted; empty: none."""
+    """Measure an object store below s3://, gs:// or az://; what is written there is deleted."""
     only: tuple[str, ...] = ()
     """Names of the checks to run; empty: all."""
     expected_gpus: int | None = None
-    """Number of NVIDIA GPUs that each machine should have; None: as many as are on its PCI bus."""
+    """NVIDIA GPUs that each machine should have; None: those on its PCI bus."""
     num_nodes: int = 1
     """Number of machines of the run: with one, the network does not matter."""
     networks: tuple[str, ...] = ()
-    """Interfaces whose links are measured, on every machine; empty: those that lead out."""
+    """Measure links over this interface of every machine; empty: all that lead out."""
     seconds: float = 60.0
-    """Time limit for measuring links between nodes. All other checks have limits of their own."""
+    """Time limit in seconds for measuring links. All other checks have limits of their own."""
 
 
 class Level(StrEnum):
