@@ -84,7 +84,8 @@ class CompileConfig:
     """torch.compile, block by block: all blocks of one shape share one compiled program."""
 
     enabled: bool = False
-    """Compile blocks at the first step, which then takes seconds to minutes; less if cached."""
+    """Compile blocks before the first step, for rows of one document and for packed ones; takes seconds to
+    minutes, less if cached."""
     mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
     """max-autotune: try several kernels per product, GPUs only; longer compilation."""
     cache: str = ""

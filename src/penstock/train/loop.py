@@ -21,6 +21,7 @@ from penstock.core.rng import key_of
 from penstock.obs.meter import StepMeter
 from penstock.obs.sinks import Record, Sink
 from penstock.parallel.mesh import World, broadcast
+from penstock.train.compile_ahead import compile_ahead
 from penstock.train.control.requests import ControlReply
 from penstock.train.objective import DeviceBatch
 from penstock.train.optim.learning_rate import learning_rate
@@ -70,6 +71,7 @@ def train(
             meter.mark("data_wait")
             local, length = batch["input_ids"].shape
             rows = micro_rows(local, rows_asked)
+            compile_ahead(state, batch, world, config.compile, rows=rows, mark=meter.mark)
             result = train_step(
                 state,
                 batch,

@@ -74,6 +74,8 @@ class TrainState:
     """`NUMERICS` of the code that trained the checkpoint that the run resumed from."""
     tasks: "Evaluated | None" = None
     """Tasks to evaluate during training; None: none."""
+    compiled_shapes: set[tuple[int, ...]] = field(default_factory=set)
+    """Shapes of batches whose programs were compiled (compile_ahead.py)."""
 
     @property
     def step(self) -> int:

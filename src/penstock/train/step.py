@@ -105,6 +105,21 @@ def micro_batches(
         yield {**on_device, WHOLE_ROWS: len(part["cu_seqlens"]) == past - first + 1}
 
 
+def device_parts(state: TrainState, batch: DeviceBatch, world: World, *, rows: int) -> list[DeviceBatch]:
+    """Return this rank's micro-batches of a batch, on its device, with the fields of the run's objective."""
+    objective = state.objective
+    return [
+        *micro_batches(
+            batch,
+            rows=rows,
+            device=world.device,
+            sequence_slice=state.mesh.sequence_slice(batch["labels"].shape[1]),
+            fields=objective.fields,
+            prepare=objective.prepare,
+        )
+    ]
+
+
 def joined(parts: Sequence[DeviceBatch]) -> DeviceBatch:
     """Join micro-batches into one that blocks process one after the other; see `Llama.forward`."""
     batch: DeviceBatch = {name: tuple(part[name] for part in parts) for name in parts[0]}
@@ -200,16 +215,7 @@ def train_step(
     mark("communication")
     sums = objective.begin_step(state, batch, world, rows=micro_batch_size)
     scale = (num_averaged / (asked_for[0] / copies).clamp(min=1.0)).float()
-    parts = [
-        *micro_batches(
-            batch,
-            rows=micro_batch_size,
-            device=world.device,
-            sequence_slice=sequence_slice,
-            fields=objective.fields,
-            prepare=objective.prepare,
-        )
-    ]
+    parts = device_parts(state, batch, world, rows=micro_batch_size)
     local_loss = passes(state, parts, partial(objective.finish, sums=sums), scale=scale, mark=mark)
     tied = None if state.pipeline is None else state.pipeline.tied
     of_island = state.mesh.island.add_up(squared_norm(state.model.parameters(), world.device, twice=tied))
