@@ -95,6 +95,7 @@ class _ChunkedLoss(torch.autograd.Function):
             each[part], slope = losses(logits, part, keep=any(wanted))
             if slope is not None:
                 gradients.add(part, slope, products)
+            del logits, slope, products  # before the next chunk's, which are as large
         ctx.save_for_backward(*gradients.all())
         ctx.dtypes = [term.dtype if term is not None else None for term in terms]
         ctx.mark_non_differentiable(each)
