@@ -25,7 +25,7 @@ using LaneOf = typename tile::Product<Cell>::Lane;
 template <class Cell>
 constexpr int64_t DEPTH = tile::Product<Cell>::DEPTH;  // inputs of a cell
 
-constexpr int64_t MOST_TOKENS = 96;
+constexpr int64_t MOST_TOKENS = 144;
 constexpr int64_t FEW = REGISTERS == 32 ? 4 : 2;
 using Tiles = std::conditional_t<REGISTERS == 32, Sizes<12, 8, 4, 2, 1>, Sizes<6, 4, 2, 1>>;
 using GroupTiles = Sizes<6, 4, 2, 1>;
@@ -170,8 +170,9 @@ struct Ahead {
   int64_t step;
 };
 
-// sums [tokens][PANEL] += tokens x a widened block; each sum is in one register meanwhile.
-template <int tokens, class Cell>
+// sums [tokens][PANEL] += tokens x a widened block; each sum is in one register meanwhile. The first tile of a block asks
+// memory for what comes next; others would ask again.
+template <int tokens, bool is_first, class Cell>
 void add_block(const Cell* block, const Cell* x, int64_t stride, int64_t depth, Ahead ahead, float* sums) {
   using Product = tile::Product<Cell>;
   constexpr int WIDE = tokens <= 3 ? std::min(PARTS, 4) : 2;
@@ -186,7 +187,7 @@ void add_block(const Cell* block, const Cell* x, int64_t stride, int64_t depth, 
 #pragma GCC unroll 4
       for (int j = 0; j < WIDE; ++j) {
         right[j] = Product::load(block + k * PANEL + begin + j * LANES);
-        prefetch<false>(ahead.from + k * ahead.step + (begin + j * LANES) * ahead.step / PANEL);
+        if constexpr (is_first) prefetch<false>(ahead.from + k * ahead.step + (begin + j * LANES) * ahead.step / PANEL);
       }
 #pragma GCC unroll 12
       for (int t = 0; t < tokens; ++t) {
@@ -273,7 +274,10 @@ void multiply(const Matrix& matrix, int64_t panel, const Cell* x, int64_t stride
       });
     } else {
       Tiles::each(tokens, [&](int64_t t, auto size) {
-        add_block<size>(block, left + t * stride, stride, count / DEPTH<Cell>, ahead(t), sums + t * PANEL);
+        if (t)
+          add_block<size, false>(block, left + t * stride, stride, count / DEPTH<Cell>, ahead(t), sums + t * PANEL);
+        else
+          add_block<size, true>(block, left, stride, count / DEPTH<Cell>, ahead(t), sums);
       });
     }
   }
