@@ -13,6 +13,7 @@ exit codes: 0 stopped by a signal, 1 the lease was lost or the cluster cannot be
 import argparse
 import logging
 import math
+import re
 import secrets
 import socket
 import sys
@@ -30,30 +31,12 @@ from penstock.core.toml import toml_text
 METRICS_PORT = 9400
 """Port of the first rank's metrics, unless the recipe has another."""
 _log = logging.getLogger("penstock.operator")
-_OPTIONS = {
-    "api": "api",
-    "cache": "cache",
-    "cpu": "cpu",
-    "device": "device",
-    "doctor": "doctor",
-    "fsGroup": "fs-group",
-    "grace": "grace",
-    "idleStarts": "idle-starts",
-    "image": "image",
-    "maxRequeues": "max-requeues",
-    "memory": "memory",
-    "networkPolicy": "network-policy",
-    "nodes": "nodes",
-    "preferredTopology": "preferred-topology",
-    "priorityClass": "priority-class",
-    "processes": "processes",
-    "queue": "queue",
-    "requiredTopology": "required-topology",
-    "serviceAccount": "service-account",
-    "sharedMemory": "shared-memory",
-    "timeLimit": "time-limit",
-}
-"""Field of a TrainingRun's `spec` -> option of `penstock launch kubernetes`."""
+_OPTIONS = (
+    *("api", "cache", "cpu", "device", "doctor", "fsGroup", "grace", "idleStarts", "image", "maxRequeues"),
+    *("memory", "networkPolicy", "nodes", "preferredTopology", "priorityClass", "processes", "queue"),
+    *("requiredTopology", "serviceAccount", "sharedMemory", "timeLimit"),
+)
+"""Fields of a TrainingRun's `spec` that are options of `penstock launch kubernetes`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -139,7 +122,8 @@ def words_of(spec: Mapping[str, Any], excluded: Sequence[str]) -> list[str]:  # 
     >>> words_of({"nodes": "2:4", "volumes": [{"claim": "runs", "path": "/runs"}]}, ["n7"])
     ['--nodes=2:4', '--volume=runs:/runs', '--exclude-node=n7']
     """
-    words = [f"--{option}={spec[name]}" for name, option in _OPTIONS.items() if name in spec]
+    options = {name: re.sub("[A-Z]", lambda letter: f"-{letter[0].lower()}", name) for name in _OPTIONS}
+    words = [f"--{option}={spec[name]}" for name, option in options.items() if name in spec]
     words += [f"--set={setting}" for setting in spec.get("set", [])]
     words += [f"--volume={volume['claim']}:{volume['path']}" for volume in spec.get("volumes", [])]
     words += [f"--node-selector={label}={value}" for label, value in spec.get("nodeSelector", {}).items()]
