@@ -4,10 +4,10 @@
     python benchmarks/speculate.py --only forced                 # of these, three
 
 A Llama and heads are trained here, on the sources of Python's standard library, the first for as long as
-`--seconds` says, and continue files that they were not trained on. Every setting has an engine of its own over the same weights; settings take turns, round by
-round. A model of minutes repeats itself more than a good one, which flatters n-grams most: the ratios say
-what drafts that stand so often bring, not how often those of a good model do. Whether the answers of a
-setting are those without drafts is filed beside its figures.
+`--seconds` says, and continue files that they were not trained on. Every setting has an engine of its own
+over the same weights; settings take turns, round by round. A model of minutes repeats itself more than a good
+one, which flatters n-grams most: the ratios say what drafts that stand so often bring, not how often those of
+a good model do. Whether the answers of a setting are those without drafts is filed beside its figures.
 
 What drafts bring as a function of how often they stand, at a real size, is in `speculate_forced.py`.
 """

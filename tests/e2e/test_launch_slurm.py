@@ -141,9 +141,7 @@ def test_a_run_survives_preemption_a_lost_node_and_its_time_limit(slurm, launch,
 
 
 @pytest.mark.timeout(900)
-def test_an_elastic_job_goes_on_without_a_lost_node_and_is_resized(
-    slurm, launch, corpus, tmp_path
-):
+def test_an_elastic_job_goes_on_without_a_lost_node_and_is_resized(slurm, launch, corpus, tmp_path):
     run = tmp_path / "elastic"
     recipe = write_recipe(tmp_path / "recipe.toml", corpus, run=run, steps=100_000, every=5)
     words = ("--nodes", "1:3", "--partition", "low", "--grace", 40, "--doctor", "skip")

@@ -316,7 +316,11 @@ def looked_into(run, out):
         (["control", "RUN", "--weights", "web"], 2, "--weights takes CORPUS=SHARE (got 'web')"),
         (["control", "RUN", "--weights", "web=2"], 2, "must be between 0 and 1 (got 2.0)"),
         (["control", "RUN", "--weights", "web=0.5,web=0.6"], 2, "gives corpus 'web' two shares"),
-        (["control", "RUN", "--weights", "web=0.5", "--weights", "web=1"], 2, "gives corpus 'web' two shares"),
+        (
+            ["control", "RUN", "--weights", "web=0.5", "--weights", "web=1"],
+            2,
+            "gives corpus 'web' two shares",
+        ),
         (["control", "RUN", "--weights", "web=0.5,"], 2, "--weights takes CORPUS=SHARE (got '')"),
         (["control", "RUN", "--weights", "=0.5"], 2, "--weights takes CORPUS=SHARE (got '=0.5'). Name the"),
         (["control", "RUN", "--save", "--timeout", "-1"], 2, "zero seconds or more (got -1.0)"),
@@ -333,7 +337,11 @@ def looked_into(run, out):
         (["data", "where", "RUN", "--step", "3", "--row", "12"], 2, "Step 3 has rows 0 to 11 (got 12)"),
         (["data", "find", "RUN", "--document", "web"], 2, "--document takes CORPUS:NUMBER (got 'web')"),
         (["data", "find", "RUN", "--document", "web:99999999"], 2, "has documents 0 to"),
-        (["data", "replay", "RUN", "--steps", "39:43", "--out", "x"], 2, "The run has steps 1 to 40 (got 42)"),
+        (
+            ["data", "replay", "RUN", "--steps", "39:43", "--out", "x"],
+            2,
+            "The run has steps 1 to 40 (got 42)",
+        ),
         (["data", "where", "nowhere", "--step", "3"], 2, "nowhere is not a folder. Give the folder of a run"),
     ],
 )

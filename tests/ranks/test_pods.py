@@ -5,6 +5,7 @@ import subprocess
 from contextlib import ExitStack
 
 import pytest
+from tests.pods import pods_on, why_no_pods
 
 from penstock.core.errors import PenstockError
 from penstock.doctor import pair
@@ -17,7 +18,6 @@ from penstock.launch.pod_networks import PodNetwork, declared
 from penstock.launch.probe import probe_nics
 from penstock.netlab.hosts import lab
 from penstock.netlab.topology import Link
-from tests.pods import pods_on, why_no_pods
 
 pytestmark = pytest.mark.skipif(bool(why_no_pods()), reason=why_no_pods())
 

@@ -3,17 +3,17 @@
 Without a request: the present mixture, what was served, all changes so far and planned ones.
 
 A request is a file in RUN/control/. The running job applies it after its present step, on all its processes
-at once, and the run's record tells who asked. If no job runs, the next start applies it, except --save, --stop
-and --islands. A job that was killed since its last checkpoint applies it again at the same step. Samples keep
-their order.
+at once, and the run's record tells who asked. If no job runs, the next start applies it, except --save,
+--stop and --islands. A job that was killed since its last checkpoint applies it again at the same step.
+Samples keep their order.
 
 --stop saves and ends the job. The command that started it resumes it; so does an engine that starts jobs
 again which end with 75 (torchrun). A run of `penstock launch` stops for good. If it trains nothing now, as it
 waits or starts again, it ends before its next start.
---weights gives corpora that share of the samples; the others keep their proportions in the rest. Weights and a
-batch size last until the recipe plans others. The learning rate does not change with the batch size.
---islands needs a job of `penstock train --processes` with outer.min_islands in its recipe. After the next full
-sync the job saves, and restarts with the processes that the new number needs.
+--weights gives corpora that share of the samples; the others keep their proportions in the rest. Weights and
+a batch size last until the recipe plans others. The learning rate does not change with the batch size.
+--islands needs a job of `penstock train --processes` with outer.min_islands in its recipe. After the next
+full sync the job saves, and restarts with the processes that the new number needs.
 
 example:
   penstock control runs/first
@@ -60,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     wanted("--weights", action="append", default=[], metavar="CORPUS=SHARE",
            help="share of a corpus, 0 to 1; several with commas")  # fmt: skip
     wanted("--batch-size", type=int, metavar="ROWS", help="rows of a step over all processes")
-    wanted("--islands", type=int, metavar="N", help="islands to continue with: replicas that train on their own")
+    wanted(
+        "--islands", type=int, metavar="N", help="islands to continue with: replicas that train on their own"
+    )
     wanted("--skip", metavar="FIRST:PAST", help="skip the samples of these future steps, counted from 1")
     wanted("--extend", metavar="CORPUS", help="use the parts that were appended to a corpus")
     add("--at-step", type=int, metavar="N", help="with --weights: apply once N steps are taken")

@@ -71,7 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--name", default="", metavar="TEXT", help="name of the job; default: the run's folder")
     add_fields(parser, RunSpec, "grace_s", "idle_starts", networks="--network")
-    add("--cluster", default="", metavar="NAME|FILE.toml", help="machines and their price; see `penstock plan`")
+    add(
+        "--cluster",
+        default="",
+        metavar="NAME|FILE.toml",
+        help="machines and their price; see `penstock plan`",
+    )
     add_common(parser)
 
 

@@ -8,7 +8,7 @@ import ast
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, replace
 from importlib import import_module
 from itertools import pairwise
@@ -24,7 +24,7 @@ from penstock.engine.sampling_params import Params, Sampling
 MODEL_FIELDS = ("device", "weights", "activations", "cache", "max_context", "drafts", "num_drafts")
 """Of `EngineConfig`: options of all commands that open an engine."""
 
-_OTHERWISE = re.compile(r"(.*?)[;.,]? ?\b(?:None|False|[Ee]mpty|0): (.*)")
+_OTHERWISE = re.compile(r"(.*?)[;.,]? ?\b(?:None|False|[Ee]mpty): (.*)")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -38,7 +38,7 @@ def add_fields(
     """Declare options for fields of a dataclass; `fields_of` returns their values.
 
     A field says all of its option: name, type, choices and default. Its help is the first paragraph of the
-    text below it, in which "None: x", "Empty: x" or "0: x" tells the default of what has none, and "False: x"
+    text below it, in which "None: x" or "Empty: x" tells the default of what has none, and "False: x"
     what `--no-NAME` does where True is the default. A tuple is an option that may be repeated. A float named
     `NAME_s` is the option `--NAME` and takes a time such as 90m. A field without default is required.
 
@@ -53,7 +53,9 @@ def add_fields(
         is_time = types[name] is float and name.endswith("_s")
         settings = _argument(seconds if is_time else types[name], known[name], texts[name])
         no = "no-" if settings.get("action") == "store_false" else ""
-        option = options.get(name, f"--{no}{(name.removesuffix('_s') if is_time else name).replace('_', '-')}")
+        option = options.get(
+            name, f"--{no}{(name.removesuffix('_s') if is_time else name).replace('_', '-')}"
+        )
         group.add_argument(option, dest=f"{kind.__name__}.{name}", **settings)
 
 
@@ -69,7 +71,13 @@ def seconds(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
-_METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH", seconds: "TIME"}  # Any: what reads a text
+_METAVARS: dict[Any, str] = {
+    int: "N",
+    float: "X",
+    str: "TEXT",
+    Path: "PATH",
+    seconds: "TIME",
+}  # Any: what reads a text
 
 
 def _argument(kind: Any, default: object, text: str) -> dict[str, Any]:  # Any: a type; what argparse takes
@@ -87,8 +95,8 @@ def _argument(kind: Any, default: object, text: str) -> dict[str, Any]:  # Any: 
         value_type = members[0] if members else kind
         settings = {"type": value_type, "metavar": _METAVARS[value_type]}
     if get_origin(kind) is tuple:
-        shown = f"; default: {otherwise}" if otherwise else ""
-        return {**settings, "action": "append", "default": [], "help": f"{text}; may be repeated{shown}"}
+        text += "; may be repeated" + (f"; default: {otherwise}" if otherwise else "")
+        return {**settings, "action": "append", "default": [], "help": text}
     if default is MISSING:
         return {**settings, "required": True, "help": text}
     unit = " s" if kind is seconds else ""

@@ -124,8 +124,8 @@ class PodSpec:
     networks: tuple[PodNetwork, ...] = ()
     """Network cards besides the cluster's own network."""
     network_policy: Literal["run", "none"] = "run"
-    """NetworkPolicy of the pods. run: only pods of the run reach them, but for the port of metrics. none: no
-    policy is made, for instance because you have no right to."""
+    """Who reaches the pods. run: pods of the run, and others at the port of metrics, by a NetworkPolicy.
+    none: no policy is made, for instance because you have no right to."""
     open_ports: tuple[int, ...] = ()
     """Ports that others may reach, such as that of metrics."""
 

@@ -114,18 +114,17 @@ class RunSpec:
     queue: str = ""
     """Queue of the engine: Slurm's partition, or Kueue's LocalQueue. Empty: the engine's own."""
     account: str = ""
-    """Slurm's account. Empty: yours."""
+    """Account in Slurm. Empty: yours."""
     extras: tuple[str, ...] = ()
     """Options of the engine that Penstock does not know, handed through."""
     idle_starts: int = limited(Limit(least=1, most=1_000_000), 3)
     """Starts in a row without a new checkpoint after which the run ends with exit code 76."""
     max_requeues: int = limited(Limit(least=0, most=1_000_000), 100)
-    """Times that a job puts itself back into the queue."""
+    """Times that the job may be requeued; on Kubernetes, that all pods start again at the time limit."""
     pod: PodSpec | None = None
     """Pods of its nodes, on Kubernetes."""
     doctor: Literal["report", "require", "skip"] = "skip"
-    """Examine a fixed number of nodes together before the first start. report: then start. require: end at a
-    red line. skip: do not examine them."""
+    """Examine a fixed number of nodes together before the first start; require: end at a red line."""
 
     def __post_init__(self) -> None:
         check_limits(self)

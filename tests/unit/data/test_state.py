@@ -100,7 +100,9 @@ def test_thirty_two_mixtures_are_less_than_four_kilobytes(every: int) -> None:
 
 @pytest.mark.parametrize("version", [1, 3, 5, None, True, 4.0])
 def test_a_state_of_another_version_is_refused(version: Any) -> None:
-    with pytest.raises(StateMismatch, match=rf"another version \(got {version}\)\. This Penstock reads version 4"):
+    with pytest.raises(
+        StateMismatch, match=rf"another version \(got {version}\)\. This Penstock reads version 4"
+    ):
         decode(changed(STATE, "v", to=version))
 
 

@@ -43,9 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     launch_plan.add_arguments(parser)
     add_pod_arguments(parser)
     add_fields(parser, RunSpec, "queue", "time_limit_s", "max_requeues", "doctor")
-    add_fields(
-        parser, PodSpec, "api", "required_topology", "preferred_topology", "network_policy"
-    )
+    add_fields(parser, PodSpec, "api", "required_topology", "preferred_topology", "network_policy")
     parser.add_argument("--code", type=Path, metavar="FOLDER", help="sources that are laid over the image")
     parser.add_argument(
         "--code-store", default="", metavar="URL", help="object store for sources of more than 1 MiB"

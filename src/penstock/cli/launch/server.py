@@ -16,12 +16,12 @@ from penstock.launch.serving import ServingSpec
 from penstock.launch.spec import check_no_secret_in, environment_of, node_range, secrets_of
 
 EPILOG = """\
-A Deployment with a Service (or an InferenceService of KServe) is made, whose pods serve the model by `penstock
-serve`. A relative path of the model begins in the first volume. The cluster is that of KUBECONFIG; --dry-run
-needs none, and asks one that answers whether it would take the objects.
+A Deployment with a Service (or an InferenceService of KServe) is made, whose pods type `penstock serve`. A
+relative path of the model begins in the first volume. The cluster is that of KUBECONFIG; --dry-run needs
+none, and asks one that answers whether it would take the objects.
 
 example:
-  penstock launch server models/a --image penstock:0.1 --volume m:/m --secret PENSTOCK_API_KEY=key:a/b --dry-run
+  penstock launch server models/a --image penstock:0.1 --volume m:/m --secret PENSTOCK_API_KEY=key:a/b
   penstock launch server models/a --image penstock:0.1 --volume m:/m --server=--insecure --nodes 1:4
 
 exit codes: 0 deployed, 1 the cluster refused or cannot be reached, 2 wrong usage
@@ -32,8 +32,12 @@ _LONGEST_NAME = 50
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("model", type=Path, metavar="MODEL", help="folder of the model, in a volume of the pods")
-    parser.add_argument("--name", default="", metavar="TEXT", help="name of the server; default: the folder's")
+    parser.add_argument(
+        "model", type=Path, metavar="MODEL", help="folder of the model, in a volume of the pods"
+    )
+    parser.add_argument(
+        "--name", default="", metavar="TEXT", help="name of the server; default: the folder's"
+    )
     add_fields(
         parser,
         ServingSpec,

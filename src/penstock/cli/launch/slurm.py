@@ -34,6 +34,7 @@ job's own: 0 finished or stopped for good, 75 requeued too often, 76 several sta
 checkpoint
 """
 
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     launch_plan.add_arguments(parser)

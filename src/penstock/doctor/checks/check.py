@@ -30,7 +30,9 @@ class CheckOptions:
     networks: tuple[str, ...] = ()
     """Measure links over this interface of every machine; empty: all that lead out."""
     seconds: float = 60.0
-    """Time limit in seconds for measuring links. All other checks have limits of their own."""
+    """Time limit in seconds for measuring links.
+
+    All other checks have limits of their own."""
 
 
 class Level(StrEnum):
