@@ -5,8 +5,8 @@
 Runs are written as `penstock train` writes them, and opened in Chromium:
 
 - table: from the navigation to the first row, of --runs runs; scrolled to its end and back, the longest task
-- a run of --steps steps: from the click in the table to its curve, when it was never read, when another
-  console read it before, and again; and from the navigation in a new page, as the peers below are timed
+- a run of --steps steps: from the click in the table to its curve, when it was never read, and again; and
+  from the navigation in a new page, as the peers below are timed
 - ranks: a heat map of --ranks ranks x --rank-steps records, from the click to its picture, again, and what
   drawing alone takes
 - a run that grows, one of --runs: from the line's write to its point on the canvas
@@ -24,7 +24,6 @@ import base64
 import csv
 import json
 import math
-import os
 import re
 import shutil
 import signal
@@ -123,11 +122,10 @@ def write_ranks(folder, num_ranks, num_records):
 
 
 @contextmanager
-def console(folder, cache):
+def console(folder):
     """Yield address and process id of `penstock console`."""
     command = [sys.executable, "-m", "penstock", "console", str(folder), "--port", "0"]
-    environment = {**os.environ, "PENSTOCK_CACHE": str(cache)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield re.search(r"http://\S+?/", process.stdout.readline())[0], process.pid
         finally:
@@ -140,11 +138,11 @@ def watched(browser):
     return new_page(browser, Path(__file__).with_name("console_page.js"))
 
 
-def table(browser, folder, cache, rounds):
+def table(browser, folder, rounds):
     """Time the table of runs, and scroll it."""
     found = {"table_ms": [], "scroll_longest_task_ms": [], "page_mib": [], "server_mib": []}
     for _ in range(rounds):
-        with console(folder, cache) as (address, pid):  # each time a server that knows nothing
+        with console(folder) as (address, pid):  # each time a server that knows nothing
             page = watched(browser)
             page.goto(address, wait_until="commit")
             wait(partial(page.evaluate, "window.tableAt"), "the table")
@@ -159,32 +157,27 @@ def table(browser, folder, cache, rounds):
     return found
 
 
-def long_run(browser, folder, cache, rounds):
-    """Time the curve of a long run: never read, read by a console before, again, and in a new page."""
-    kinds = ("first_curve_ms", "curve_after_restart_ms", "curve_again_ms", "new_page_ms", "server_mib")
-    found = {kind: [] for kind in kinds}
+def long_run(browser, folder, rounds):
+    """Time the curve of a long run: never read, again, and in a new page."""
+    found = {kind: [] for kind in ("first_curve_ms", "curve_again_ms", "new_page_ms", "server_mib")}
     for _ in range(rounds):
-        shutil.rmtree(cache, ignore_errors=True)
-        for kind in ("first_curve_ms", "curve_after_restart_ms"):
-            with opened(browser, folder, cache) as (page, view, pid):
-                found[kind].append(shown_ms(page, view, "window.drawn.length"))
-                if kind == "curve_after_restart_ms":
-                    page.evaluate("location.hash = '#/'")
-                    page.locator(".runs .name a").first.wait_for()
-                    found["curve_again_ms"].append(shown_ms(page, view, "window.drawn.length"))
-                    address = page.url.partition("#")[0]
-                    found["new_page_ms"].append(curve_ms(browser, address + view, "#loss canvas")[0])
-                found["server_mib"].append(memory_mib(pid))
+        with opened(browser, folder) as (page, view, pid):
+            found["first_curve_ms"].append(shown_ms(page, view, "window.drawn.length"))
+            page.evaluate("location.hash = '#/'")
+            page.locator(".runs .name a").first.wait_for()
+            found["curve_again_ms"].append(shown_ms(page, view, "window.drawn.length"))
+            address = page.url.partition("#")[0]
+            found["new_page_ms"].append(curve_ms(browser, address + view, "#loss canvas")[0])
+            found["server_mib"].append(memory_mib(pid))
     return found
 
 
-def heat_map(browser, folder, cache, rounds):
+def heat_map(browser, folder, rounds):
     """Time the heat map from the click, again, and its drawing alone."""
     found = {"first_heat_map_ms": [], "heat_map_ms": [], "heat_map_drawn_ms": [], "server_mib": []}
     drawn = "document.querySelector('.ranks canvas[aria-label]')"
     for _ in range(rounds):
-        shutil.rmtree(cache, ignore_errors=True)
-        with opened(browser, folder, cache) as (page, view, pid):
+        with opened(browser, folder) as (page, view, pid):
             for kind in ("first_heat_map_ms", "heat_map_ms"):
                 page.evaluate(f"location.hash = '{view}/recipe'")
                 page.get_by_label("Search keys and values").wait_for()
@@ -195,9 +188,9 @@ def heat_map(browser, folder, cache, rounds):
 
 
 @contextmanager
-def opened(browser, folder, cache):
+def opened(browser, folder):
     """Yield a page with a console's table, the address of its one run, and the server's process."""
-    with console(folder, cache) as (address, pid):
+    with console(folder) as (address, pid):
         page = watched(browser)
         page.goto(address)
         page.locator(".runs .name a").first.wait_for()
@@ -210,7 +203,7 @@ def shown_ms(page, view, is_shown):
     return page.evaluate(f"window.show({json.dumps(view)}, () => {is_shown})")
 
 
-def delays(browser, folder, cache, points):
+def delays(browser, folder, points):
     """Append lines to a run among many, and return the ms from each write to its point on the canvas."""
     path = folder / GROWS / "metrics.jsonl"
     first = json.loads(path.read_text().splitlines()[-1])
@@ -223,7 +216,7 @@ def delays(browser, folder, cache, points):
             written[step] = 1000 * clock.unix_seconds()
             clock.sleep(BETWEEN_S)
 
-    with console(folder, cache) as (address, _):
+    with console(folder) as (address, _):
         runs = json.load(urlopen(f"{address}api/runs"))["runs"]
         run = next(run for run in runs if run["name"] == GROWS)
         page = watched(browser)
@@ -273,15 +266,15 @@ def measured(launch, folder, arguments, chosen):
 
 def of_console(browser, folder, arguments, chosen):
     """Yield name and figures of each part of the console."""
-    rounds, cache = arguments.rounds, folder / "cache"
+    rounds = arguments.rounds
     if "table" in chosen:
-        yield "console, table", table(browser, folder / "many", cache, rounds)
+        yield "console, table", table(browser, folder / "many", rounds)
     if "long" in chosen:
-        yield "console, long run", long_run(browser, folder / "long", cache, rounds)
+        yield "console, long run", long_run(browser, folder / "long", rounds)
     if "ranks" in chosen:
-        yield "console, ranks", heat_map(browser, folder / "ranks", cache, rounds)
+        yield "console, ranks", heat_map(browser, folder / "ranks", rounds)
     if "stream" in chosen:
-        yield "console, stream", {"delay_ms": delays(browser, folder / "many", cache, arguments.points)}
+        yield "console, stream", {"delay_ms": delays(browser, folder / "many", arguments.points)}
 
 
 def show(name, found):

@@ -5,10 +5,10 @@ import json
 import pytest
 import tokenizers
 
-from penstock.console import state as console_state
 from penstock.engine.config import EngineConfig
 from penstock.engine.llm import LLM
 from penstock.engine.sampling_params import Params, Sampling
+from tests.console_workers import fork_workers
 from tests.e2e.test_console_models import console, events
 from tests.e2e.test_tune_cli import TEMPLATE
 from tests.tiny_models import save_talker
@@ -64,8 +64,8 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_a_run_that_trained_an_adapter_answers_as_its_merged_model_does(folder, monkeypatch, tmp_path):
-    monkeypatch.setattr(console_state, "cache_folder", lambda: tmp_path / "cache")
+def test_a_run_that_trained_an_adapter_answers_as_its_merged_model_does(folder, monkeypatch):
+    fork_workers(monkeypatch)
     asked = {"role": "user", "content": "4 + 3?"}
     with console(folder / "runs") as (client, _):
         (row,) = client.get("/api/runs").json()["runs"]

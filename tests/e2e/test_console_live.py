@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import expect
 
-from penstock.core import clock
 from tests.browser import DEVICES, PATIENCE_MS, check_is_usable, expect_last_step, needs_browser
 from tests.e2e.conftest import console
 from tests.launched import wait_until
@@ -226,16 +225,6 @@ def test_a_run_that_comes_after_a_search_is_listed_if_it_matches(context, addres
     write(runs / "sought-2", *steps(1, 3))
     expect(names).to_have_count(2)
     assert sorted(names.all_inner_texts()) == ["sought-1", "sought-2"]
-
-
-def test_a_file_that_is_refused_is_said_in_the_menu_and_the_page_stays(context, address, runs):
-    write(runs / "no-steps", {"event": "start", "step": 0, "ranks": 1, "time": clock.utc_now()})
-    page = opened(context, address, "no-steps")
-    page.get_by_text("Take along").click()
-    page.get_by_role("link", name="Page").click()
-    expect(page.locator(".menu").get_by_role("alert")).to_contain_text("has not recorded a step")
-    check_is_usable(page)
-    expect(page.get_by_role("heading", level=1)).to_have_text("no-steps")
 
 
 def samples(step, answer):

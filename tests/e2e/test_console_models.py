@@ -8,16 +8,16 @@ from threading import Thread
 import pytest
 from starlette.testclient import TestClient
 
-from penstock.console import state as console_state
 from penstock.console.access import ConsoleAccess
 from penstock.console.app import build_app
-from penstock.console.models.slot import ModelKey
 from penstock.console.state import ConsoleState
+from penstock.console.workers.model_slot import ModelKey
 from penstock.engine.config import EngineConfig
 from penstock.engine.llm import LLM
 from penstock.engine.sampling_params import Params, Sampling
 from penstock.testing.corpora import write_corpus
 from penstock.text.tokenizer import train_tokenizer
+from tests.console_workers import fork_workers
 from tests.in_process import run_cli
 from tests.launched import records_of
 from tests.warm import penstock
@@ -85,9 +85,9 @@ def console(root, **rules):
 
 
 @pytest.fixture
-def asked(folder, monkeypatch, tmp_path):
+def asked(folder, monkeypatch):
     """A client of a console over the run, with the address of the run."""
-    monkeypatch.setattr(console_state, "cache_folder", lambda: tmp_path / "cache")
+    fork_workers(monkeypatch)
     with console(folder / "runs") as (client, state):
         client.run = f"/api/runs/{client.get('/api/runs').json()['runs'][0]['id']}"
         client.state = state
@@ -104,8 +104,16 @@ def events(response):
 class Held:
     """A model that does nothing."""
 
+    is_alive = True
+
     def close(self):
         pass
+
+
+def hold(state, monkeypatch, run):
+    """Lend a model of another run."""
+    monkeypatch.setattr(state.models, "_open_model", lambda _, **__: Held())
+    return state.models.lent(ModelKey(run, 1, "other"))
 
 
 def text_of(document):
@@ -159,10 +167,8 @@ def test_losses_of_tokens_are_the_step_s_loss_as_training_computed_it(asked, fol
     assert nats / labels == pytest.approx(step["loss"], abs=0.02)
 
 
-def test_one_row_is_scored_at_a_time_and_a_second_request_is_refused(asked):
-    key = ModelKey("losses", asked.run.rpartition("/")[2], 3, "first")
-
-    with asked.state.models.lent(key, Held, is_shared=False):
+def test_rows_are_not_scored_while_another_model_is_in_use(asked, monkeypatch, tmp_path):
+    with hold(asked.state, monkeypatch, tmp_path):
         refused = asked.post(f"{asked.run}/rows/4/losses", json={})
         assert (refused.status_code, "Try again" in refused.json()["error"]) == (409, True)
         assert asked.get(f"{asked.run}/rows/4").status_code == 200, "others are not held up"
@@ -180,7 +186,7 @@ def test_a_step_that_the_run_never_has_is_one_sentence(asked, step, said):
 @pytest.fixture
 def damaged(folder, tmp_path, monkeypatch):
     """Copies of the run and its corpora, to be damaged, and a console over them."""
-    monkeypatch.setattr(console_state, "cache_folder", lambda: tmp_path / "cache")
+    fork_workers(monkeypatch)
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     config = copy / "runs" / "first" / "config.json"
@@ -260,11 +266,11 @@ def test_checkpoints_answer_the_same_prompts_side_by_side_as_they_do_alone(asked
     assert [one["answer"] for one in found[3]["answers"]] == alone
 
 
-def test_two_who_chat_with_one_checkpoint_share_its_engine_and_others_wait(asked):
-    with asked.state.models.lent(ModelKey("answers", "other", 1, "other"), Held, is_shared=True):
+def test_two_who_chat_with_one_checkpoint_share_its_engine_and_others_wait(asked, monkeypatch, tmp_path):
+    with monkeypatch.context() as held, hold(asked.state, held, tmp_path):
         body = {"step": 3, "messages": [{"role": "user", "content": "the"}]}
         (kind, data), end = events(asked.post(f"{asked.run}/chat", json=body))
-        assert (kind, "answers with the checkpoint of step 1 of other" in data["said"]) == ("error", True)
+        assert (kind, "in use: the checkpoint of step 1 of other" in data["said"]) == ("error", True)
         assert end[0] == "end"
     found = []
     body = {"step": 8, "messages": [{"role": "user", "content": "the"}], "max_tokens": 4}
@@ -304,8 +310,8 @@ def test_a_bad_body_is_one_sentence(asked, body, status):
     assert "Traceback" not in said
 
 
-def test_other_machines_may_load_a_model_only_where_control_is_given(folder, monkeypatch, tmp_path):
-    monkeypatch.setattr(console_state, "cache_folder", lambda: tmp_path / "cache")
+def test_other_machines_may_load_a_model_only_where_control_is_given(folder, monkeypatch):
+    fork_workers(monkeypatch)
     body = {"step": 3, "messages": [{"role": "user", "content": "the"}], "max_tokens": 2}
     for control, status in ((False, 403), (True, 200)):
         with console(folder / "runs", host="0.0.0.0", control=control) as (client, _):

@@ -1,6 +1,5 @@
 """The console in Chromium, on a phone and a desktop: views of real runs, and a mixture changed by hand."""
 
-import csv
 import json
 import os
 import re
@@ -17,6 +16,7 @@ from playwright.sync_api import expect
 from penstock.train.control.requests import ControlReply, ControlRequest, answer, read_request, submit
 from tests.browser import DEVICES, PATIENCE_MS, check_is_usable, needs_browser, page_of
 from tests.e2e.conftest import console
+from tests.in_process import run_cli
 from tests.launched import records_of, wait_until
 from tests.warm import Command, penstock
 
@@ -155,14 +155,15 @@ def test_the_table_sorts_filters_searches_and_shows_names_as_text(address, opene
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_every_view_of_a_run_opens_is_accessible_and_fits(address, opened, device):
+def test_every_view_of_a_run_opens_is_accessible_and_fits(address, opened, folder, device):
     page = opened(address, device)
     open_run(page)
     for view, shown in VIEWS.items():
         page.locator(f".tabs a[href$='/{view}']").click()
         expect(page.locator(shown).first).to_be_visible()
         page.get_by_text("Take along").click()
-        expect(page.locator(".menu[open]").get_by_role("link", name=re.compile("^CSV"))).to_be_visible()
+        command = page.locator(".menu[open]").get_by_label("One HTML file")
+        expect(command).to_have_value(f"penstock report {folder / 'runs' / 'first'}")
         page.keyboard.press("Escape")
         check_is_usable(page)
         page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
@@ -267,68 +268,6 @@ def test_a_checkpoint_is_asked_in_a_chat_and_several_side_by_side(address, opene
     check_is_usable(page)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_servers_of_the_command_line_are_drawn_and_one_that_is_not_there_is_a_sentence(
-    folder, tiny_server, opened, device
-):
-    url, gone = tiny_server.url, "http://127.0.0.1:9"
-    with console(folder / "runs", "--server", f"tiny={url}", "--server", gone) as address:
-        page = opened(address, device)
-        page.get_by_role("link", name="2 servers").click()
-        expect(page.get_by_role("alert")).to_contain_text(f"{gone} does not answer")
-        tiny = page.get_by_role("region", name="tiny")
-        for chart in ("queue", "cache", "rate"):
-            expect(tiny.locator(f"#{chart}-0 canvas")).to_be_visible()
-        page.get_by_text("Take along").click()
-        expect(page.get_by_label("Link to this view")).to_have_value(page.url)
-        check_is_usable(page)
-        page.goto("about:blank")  # or it would ask a console that has ended
-
-
-def charts_in_words(place):
-    """Return the words and the numbers of the accessible names of all drawn charts."""
-    names = [plot.get_attribute("aria-label") for plot in place.locator(".chart:has(canvas) .plot").all()]
-    number = re.compile(r"\d[\d.,]*\d|\d")
-    numbers = [float(text.replace(",", "")) for text in number.findall(" ".join(names))]
-    return [number.sub("N", name) for name in names], numbers
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_what_was_drawn_of_servers_is_taken_along_in_a_page_that_draws_alone(
-    folder, tiny_server, browser, opened, device, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("PENSTOCK_API_KEY", "a-key-of-some-length")
-    with (
-        console(folder / "runs", "--server", f"tiny={tiny_server.url}") as address,
-        tiny_server.openai() as ask,
-    ):
-        page = opened(f"{address}#/servers", device)
-        for chart in ("rate", "first", "between"):  # of which the tiny server has no values without answers
-            ask.completions.create(model="tiny", prompt="the penstock", max_tokens=8, stream=False)
-            expect(page.locator(f"#{chart}-0 canvas")).to_be_visible()
-        held = []
-        page.route("**/api/servers/0*", lambda route: held.append(route))  # no reading is added from here on
-        wait_until(lambda: page.evaluate("true") and held, "the next one is held")
-        words, numbers = charts_in_words(page)
-        page.get_by_text("Take along").click()
-        with page.expect_download() as download:
-            page.get_by_role("link", name=re.compile("^Page")).click()
-        assert download.value.suggested_filename == "servers.html"
-        download.value.save_as(tmp_path / "servers.html")
-        page.goto("about:blank")
-    text = (tmp_path / "servers.html").read_text()
-    assert "a-key-of-some-length" not in text
-    assert urlsplit(tiny_server.url).netloc not in text
-    alone, asked = browser.new_page(**DEVICES[device], offline=True), []
-    alone.on("request", lambda request: asked.append(request.url))
-    alone.goto((tmp_path / "servers.html").as_uri())
-    expect(alone.locator("#queue-0 canvas")).to_be_visible()
-    assert charts_in_words(alone) == (words, pytest.approx(numbers, rel=2e-3)), "numbers are rounded twice"
-    check_is_usable(alone)
-    assert [url for url in asked if not url.startswith("data:")] == [(tmp_path / "servers.html").as_uri()]
-    alone.close()
-
-
 def test_two_runs_are_compared_at_the_same_step_with_the_difference_of_their_recipes(address, opened):
     page = opened(address)
     boxes = page.get_by_role("checkbox")
@@ -352,35 +291,6 @@ def test_two_runs_are_compared_at_the_same_step_with_the_difference_of_their_rec
     expect(page.get_by_role("region", name="All of them at tokens")).to_be_visible()
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_view_is_taken_along_as_a_page_that_draws_alone_and_as_csv(
-    address, opened, device, folder, tmp_path
-):
-    page = opened(address, device)
-    open_run(page)
-    expect(page.locator("#loss canvas")).to_be_visible()
-    page.get_by_text("Take along").click()
-    check_is_usable(page)
-    menu = page.locator(".menu[open]")
-    for kind, name in (("Page", "first.html"), ("CSV", "first.csv"), ("Parquet", "first.parquet")):
-        with page.expect_download() as download:
-            menu.get_by_role("link", name=re.compile(f"^{kind}")).click()
-        assert download.value.suggested_filename == name
-        download.value.save_as(tmp_path / name)
-    page.keyboard.press("Escape")
-    expect(menu).to_have_count(0)
-    losses = [record["loss"] for record in records_of(folder / "runs" / "first") if "loss" in record]
-    with (tmp_path / "first.csv").open() as file:
-        rows = [*csv.DictReader(file)]
-    assert [float(row["loss"]) for row in rows] == losses
-    assert "corpus_validation_loss/web" in rows[0]
-    assert "labels" not in rows[0], "no chart shows it"
-    page.close()
-    alone = opened((tmp_path / "first.html").as_uri(), device)
-    expect(alone.locator("#loss canvas")).to_be_visible()
-    check_is_usable(alone)
-
-
 def test_a_link_holds_the_axis_the_range_and_the_charts(address, opened):
     page = opened(address)
     open_run(page)
@@ -401,7 +311,7 @@ def test_a_link_holds_the_axis_the_range_and_the_charts(address, opened):
     expect(other).to_have_url(page.url)
 
 
-def test_a_comparison_is_a_link_with_its_axis_and_range(address, opened):
+def test_a_comparison_is_a_link_with_its_axis_and_range(address, opened, tmp_path):
     page = opened(address)
     boxes = page.get_by_role("checkbox")
     expect(boxes.nth(1)).to_be_visible()
@@ -419,9 +329,9 @@ def test_a_comparison_is_a_link_with_its_axis_and_range(address, opened):
     for key in ("loss", "tokens_per_s"):
         expect(other.locator(f"#{key}").get_by_role("button", name="whole run")).to_be_visible()
     other.get_by_text("Take along").click()
-    with other.expect_download() as download:
-        other.get_by_role("link", name=re.compile("^Page")).click()
-    assert "<!doctype html>" in download.value.path().read_text()
+    command = other.get_by_label("Metrics of every step").input_value()
+    written = run_cli(*shlex.split(command)[1:], cwd=tmp_path)
+    assert (written.returncode, (tmp_path / "compared.csv").is_file()) == (0, True), written.stderr
 
 
 def test_without_control_the_console_only_reads(address, opened):
@@ -695,13 +605,14 @@ def test_a_mixture_and_a_batch_size_are_changed_on_a_phone(folder, opened):
 def test_a_reader_signs_in_with_a_key_and_sees_the_view_of_the_link(folder, opened, tmp_path):
     (tmp_path / "keys").write_text("anna a-key-of-some-length\n")
     with console(folder / "runs", "--key-file", tmp_path / "keys") as address:
-        page = opened(f"{address}#/servers")
+        page = opened(f"{address}#/?sort=name")
         page.get_by_label("Key").fill("another-key-of-a-length")
         page.get_by_role("button", name="Open").click()
         expect(page.get_by_role("alert")).to_have_text("This console does not know that key.")
         page.get_by_label("Key").fill("a-key-of-some-length")
         page.get_by_role("button", name="Open").click()
-        expect(page.get_by_role("heading", level=1)).to_have_text("Servers")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
+        assert page.url.endswith("#/?sort=name")
 
 
 def test_a_link_to_a_group_that_is_not_there_shows_the_table_and_other_views_open(address, opened):

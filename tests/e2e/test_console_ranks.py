@@ -14,7 +14,7 @@ from penstock.core import clock
 from tests.browser import DEVICES, PATIENCE_MS, check_is_usable, needs_browser, turn
 from tests.e2e.conftest import console
 from tests.launched import wait_until
-from tests.unit.train.monitors.test_hang_report import words
+from tests.unit.obs.test_hang_report import words
 
 pytestmark = needs_browser
 TRACE = "trace-steps-2-to-3-rank-00001.json.gz"

@@ -1,6 +1,5 @@
 """Views of the console in Chromium that open, close and scroll: none shows what another was asked for."""
 
-import csv
 import json
 import re
 import shutil
@@ -56,14 +55,14 @@ def test_a_view_that_is_slow_to_open_does_not_replace_one_opened_after_it(page):
     page.route(re.compile(r"/api/runs/\w+$"), lambda route: held.append(route))
     page.evaluate(f"location.hash = '{run}'")
     expect(page.locator(".loading")).to_be_visible()
-    page.evaluate("location.hash = '#/servers'")
-    expect(page.get_by_role("heading", name="Servers")).to_be_visible()
+    page.evaluate("location.hash = '#/compare'")
+    expect(page.get_by_role("heading", name="Compare")).to_be_visible()
     with page.expect_response(re.compile(r"/api/runs/\w+$")) as late:
         held[0].continue_()
     late.value.finished()
     page.evaluate("new Promise((done) => setTimeout(done, 300))")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Servers")
-    expect(page.locator("#crumbs [aria-current]")).to_have_text("Servers")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Compare")
+    expect(page.locator("#crumbs [aria-current]")).to_have_text("Compare")
     assert page.evaluate("document.querySelector('#live').textContent") == ""
 
 
@@ -210,21 +209,6 @@ def test_a_comparison_has_the_records_of_the_step_that_curves_leave_out(browser,
             re.compile(f"{said}\\s*{said}$")
         )
         page.close()
-
-
-@pytest.mark.parametrize(
-    "query",
-    ["sort=name&down=0", "sort=name", "sort=step&down=0", "sort=step&group=folder", "group=ranks&sort=name"],
-)
-def test_the_table_is_exported_in_the_order_in_which_it_is_shown(page, query):
-    address = page.url.partition("#")[0]
-    page.goto(f"{address}?{query}#/?search=yod&{query}")
-    expect(page.locator(".runs .name a")).to_have_count(7)
-    shown = page.locator(".runs .name a").all_inner_texts()
-    page.get_by_text("Take along").click()
-    link = page.get_by_role("link", name="CSV").get_attribute("href")
-    content = page.evaluate("(link) => fetch(link).then((answer) => answer.text())", link)
-    assert [row["name"] for row in csv.DictReader(content.splitlines())] == shown
 
 
 def test_a_heat_map_says_how_many_records_share_a_column_and_its_means_are_of_records(page):

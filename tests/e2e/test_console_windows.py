@@ -71,8 +71,7 @@ class CountedConsole:
 
 
 @pytest.fixture
-def console(tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+def console(tmp_path):
     (tmp_path / "runs").mkdir()
     served = CountedConsole(tmp_path / "runs")
     yield served

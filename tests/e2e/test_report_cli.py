@@ -209,8 +209,12 @@ def test_out_and_references_are_honoured(run, tmp_path, capsys):
         ("", None, 2, "holds no config.json"),
         ("", "{}", 1, "has not recorded a step yet"),
         ('{"step": 1, "loss": 2.0}\n', "[]", 2, "config.json must contain a JSON object"),
-        ('{"step": 1, "loss": 2.0}\nx\n{}\n', "{}", 1, "metrics.jsonl is not a JSON object"),
-        ('{"step": 1, "loss": "x"}\n', "{}", 1, "Record 1 of the metrics is broken: 'x' is not a number"),
+        (
+            '{"event": "start", "step": 0}\n{"step": 1, "loss": 2.0}\n',
+            "{}",
+            1,
+            "The start after step 0 is broken",
+        ),
     ],
 )
 def test_a_missing_empty_or_broken_run_is_one_paragraph(tmp_path, capsys, metrics, config, code, message):
@@ -222,6 +226,14 @@ def test_a_missing_empty_or_broken_run_is_one_paragraph(tmp_path, capsys, metric
     assert message in " ".join(shown.err.split())
     assert shown.out == ""
     assert not (tmp_path / "report.html").exists()
+
+
+def test_lines_that_are_no_records_are_left_out_and_named(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\nx\n{}\n')
+    (tmp_path / "config.json").write_text("{}")
+    assert command_line.main(["report", str(tmp_path)]) == 0
+    assert "2 lines that are no records are left out" in " ".join(capsys.readouterr().err.split())
+    assert "2 lines that are no records are left out" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("words", [["absent"], [".", "--reference", "3.5"], [".", "--reference", "a=nan"]])
@@ -254,8 +266,7 @@ def test_two_runs_are_compared_on_a_page_that_a_browser_runs(run, browser, devic
         check_is_usable(shown)
 
 
-def test_the_metrics_of_every_step_are_written_as_csv_and_as_parquet(run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+def test_the_metrics_of_every_step_are_written_as_csv_and_as_parquet(run, tmp_path, capsys):
     other = tmp_path / "other"
     shutil.copytree(run, other)
     for name, runs in (("x.csv", [run]), ("x.parquet", [run, other])):
@@ -289,8 +300,7 @@ def test_the_metrics_of_every_step_are_written_as_csv_and_as_parquet(run, tmp_pa
         (["--out", "{out}.html", "--metrics", "loss"], 2, "--metrics is for CSV and Parquet files"),
     ],
 )
-def test_a_table_that_cannot_be_written_is_explained(run, tmp_path, monkeypatch, capsys, words, code, said):
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+def test_a_table_that_cannot_be_written_is_explained(run, tmp_path, capsys, words, code, said):
     (tmp_path / "out").mkdir()
     given = [word.format(out=tmp_path / "out" / "x") for word in words]
     assert command_line.main(["report", str(run), *given]) == code

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from penstock.cli import main as command_line
+from tests.in_process import run_cli
 from tests.serving import PATIENCE_S, end, make_model, serving
 from tests.tiny_models import panicking
 
@@ -112,6 +113,21 @@ def test_what_does_not_end_in_time_is_cancelled(folder):
             events = [line for line in lines if line]
         assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "cancelled"
         assert server.process.wait(PATIENCE_S) == 0
+
+
+def test_a_server_that_nobody_asks_ends_by_itself_after_its_time(folder):
+    with serving(folder, "--idle-s", 0.5, "--cache-gib", "0.05", "--drain-s", 5) as running:
+        with running.http() as http:
+            assert http.get("/health").status_code == 200
+        assert running.process.wait(PATIENCE_S) == 0
+
+
+def test_a_model_has_no_checkpoint_of_a_step(folder):
+    done = run_cli("serve", folder, "--checkpoint", 3)
+    assert (
+        done.returncode,
+        "has no checkpoints: it is a model (got 3)" in " ".join(done.stderr.split()),
+    ) == (2, True)
 
 
 def test_a_second_signal_ends_at_once(folder):

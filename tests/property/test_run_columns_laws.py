@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.console.runs.columns import RunColumns
-from penstock.console.runs.run_files import LocalFiles
-from penstock.console.runs.tail import FilePosition, pieces
 from penstock.obs.metric_names import METRICS_FILE
+from penstock.obs.run_data.columns import RunColumns
+from penstock.obs.run_data.run_files import LocalFiles
+from penstock.obs.run_data.tail import Tail
 from penstock.obs.thin import largest_triangles
 from tests.examples import examples
 
@@ -19,6 +19,7 @@ STEPS = st.tuples(st.just("steps"), st.integers(1, 6))
 ACTIONS = st.lists(
     st.one_of(
         STEPS,
+        st.tuples(st.just("many"), st.just(0)),
         st.tuples(st.just("half"), st.integers(1, 30)),
         st.tuples(st.just("back"), st.integers(0, 12)),
         st.tuples(st.just("rewind"), st.integers(0, 12)),
@@ -59,11 +60,15 @@ class Writer:
         with self.file.open("ab") as file:
             file.write(content)
 
-    def apply(self, action, value):
+    def apply(self, action, value):  # noqa: C901 - one branch an action
         if action == "steps":
             for _ in range(value):
                 self.step, self.written = self.step + 1, self.written + 1
                 self.line({"step": self.step, "loss": self.written / 7, "step_s": 1.0})
+        elif action == "many":
+            for _ in range(40):  # long enough to be parsed together
+                self.step, self.written = self.step + 1, self.written + 1
+                self.line({"step": self.step, "loss": self.written / 7, "step_s": 1.0, "note": "x" * 600})
         elif action == "half":
             self.add(b'{"step": 9, "loss": 1.5, "grad_norm": 1}'[:value])
         elif action == "back":
@@ -89,32 +94,31 @@ class Writer:
 @given(ACTIONS)
 def test_columns_are_the_history_that_the_file_tells(actions):
     with tempfile.TemporaryDirectory() as folder:
-        run, cache = Path(folder, "run"), Path(folder, "cache")
+        run = Path(folder, "run")
         run.mkdir()
         writer = Writer(run / METRICS_FILE)
         writer.file.touch()
-        columns = RunColumns(LocalFiles(run), cache)
+        columns = RunColumns(LocalFiles(run))
         before, generation = {}, 0
         for action, value in [*actions, ("read", 0)]:
             writer.apply(action, value)
             if action == "reopen":
-                columns.close()
-                columns = RunColumns(LocalFiles(run), cache)
+                columns = RunColumns(LocalFiles(run))
             elif action == "read":
                 columns.update()
-                steps, losses = columns.column("step"), columns.column("loss")
+                data = columns.data
+                steps, losses = data.column("step"), data.column("loss")
                 told = dict(zip(steps.astype(int).tolist(), losses.tolist(), strict=True))
                 # a start at an earlier step ends the history there, before a step is repeated
                 truth = history(writer.file.read_bytes())
                 assert {step: truth.get(step) for step in told} == told
                 assert not truth or max(told, default=0) in (max(truth), writer.step, 0)
                 assert (np.diff(steps) > 0).all()
-                if columns.generation == generation:
+                if data.generation == generation:
                     assert {step: told.get(step) for step in before} == before, (
                         "nothing was taken back in silence"
                     )
-                before, generation = told, columns.generation
-        columns.close()
+                before, generation = told, data.generation
 
 
 @given(
@@ -123,16 +127,14 @@ def test_columns_are_the_history_that_the_file_tells(actions):
 def test_lines_are_whole_whatever_the_chunk(lines, chunk):
     content = b"".join(line + b"\n" for line in lines) + b"half"
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "file")
-        path.write_bytes(content)
-        with path.open("rb") as file:
-            read = [*pieces(file, FilePosition(), chunk_bytes=chunk)]
-    found = [line for piece in read for line in piece.lines]
-    dropped = sum(piece.num_dropped for piece in read)
+        Path(folder, "file").write_bytes(content)
+        read = [*Tail(LocalFiles(Path(folder)), "file", block_bytes=chunk).blocks()]
+    found = [line for block in read for line in block.content.split(b"\n")[:-1]]
+    dropped = sum(block.num_dropped for block in read)
     assert found == [line for line in lines if line in found or len(line) < chunk // 2] or dropped
     assert dropped + len(found) == len(lines) + (dropped > 0 and len(b"half") >= chunk)
-    for piece in read:
-        assert content[piece.offset :].startswith(b"\n".join(piece.lines))
+    for block in read:
+        assert content[block.offset :].startswith(block.content)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.integers(3, 50))

@@ -7,9 +7,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.console.runs.discover import RunFolders
-from penstock.console.runs.summary import Summaries
 from penstock.obs.metric_names import METRICS_FILE, RECIPE_FILE
+from penstock.obs.run_data.discover import RunFolders
+from penstock.obs.run_data.run_row import Summaries
 from tests.examples import examples
 
 NUMBERS = st.one_of(

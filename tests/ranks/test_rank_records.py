@@ -4,10 +4,10 @@ from functools import partial
 
 import numpy as np
 
-from penstock.console.runs.rank_columns import RankColumns
-from penstock.console.runs.run_files import LocalFiles
 from penstock.obs.meter import Rates
 from penstock.obs.metric_names import RANKS_FILE
+from penstock.obs.run_data.rank_columns import RankColumns
+from penstock.obs.run_data.run_files import LocalFiles
 from penstock.obs.sinks.jsonl import JsonLines, rewind
 from penstock.testing.ranks import on_ranks
 from penstock.train.monitors.rank_records import RankRecords
@@ -15,11 +15,9 @@ from penstock.train.monitors.rank_records import RankRecords
 
 def table_of(run, metric, *, first, last, columns):
     """Return a table as the console has it."""
-    opened = RankColumns(LocalFiles(run), metric, run / "cache" / metric)
+    opened = RankColumns(LocalFiles(run), metric)
     opened.update()
-    found = opened.table(first=first, last=last, columns=columns)
-    opened.close()
-    return found
+    return opened.table(first=first, last=last, columns=columns)
 
 
 def play(world, *, folder, first, last):

@@ -18,8 +18,10 @@ from penstock.core import config
 from penstock.core.errors import CheckpointDamaged, CheckpointError, PenstockError
 from penstock.models.llama.config import LlamaConfig
 from penstock.nn.linear.adapter_config import AdapterConfig
+from penstock.obs.metric_names import CHECKPOINTS_FOLDER, checkpoint_name
 
-FOLDER = "checkpoints"
+FOLDER = CHECKPOINTS_FOLDER
+name_of = checkpoint_name
 INDEX_FILE = "checkpoint.json"
 VERSION = 2
 NUMERICS = 2
@@ -99,15 +101,6 @@ class CheckpointIndex:
     def num_bytes(self) -> int:
         """Bytes of all files, without the index."""
         return sum(file.num_bytes for file in self.files.values())
-
-
-def name_of(step: int) -> str:
-    """Return the name of a step's checkpoint.
-
-    >>> name_of(1200)
-    'step-00001200'
-    """
-    return f"step-{step:08d}"
 
 
 def step_of(name: str) -> int | None:

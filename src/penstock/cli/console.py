@@ -10,7 +10,6 @@ example:
   penstock console runs/first runs/second --control
   penstock console s3://bucket/runs
   penstock console runs/ --host 0.0.0.0 --key-file keys.txt
-  penstock console runs/ --server http://127.0.0.1:8000
 
 exit codes: 0 ended by a signal, 1 failed, 2 wrong usage
 """
@@ -19,19 +18,13 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from penstock.core import env
 from penstock.core.errors import UsageError
 from penstock.core.listen import is_loopback, open_socket
 from penstock.storage.address import is_remote
-
-if TYPE_CHECKING:
-    from penstock.console.servers.scrape import Server
 
 _PACKAGES = ("fastapi", "uvicorn")
 
@@ -58,10 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="price of a device for an hour; default: the recipe's",
     )
     add("--control", action="store_true", help="allow requests to running jobs")
-    add("--server", action="append", default=[], metavar="[NAME=]URL",
-        help="draw the /metrics page of a `penstock serve`; may be given several times")  # fmt: skip
-    add("--server-key-file", type=Path, metavar="FILE",
-        help="one `name key` a line: API keys of the servers; default: PENSTOCK_API_KEY for all")  # fmt: skip
     add("--key-file", type=Path, metavar="FILE", help="one `name key` a line; browsers are asked for a key")
 
 
@@ -95,14 +84,13 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.console.access import ConsoleAccess
     from penstock.console.app import build_app, serve
     from penstock.console.state import ConsoleState
-    from penstock.serve.auth import read_keys
+    from penstock.core.api_keys import read_keys
 
     keys = None if arguments.key_file is None else read_keys(arguments.key_file)
     rules = ConsoleAccess(
         host=arguments.host, proxy_name=arguments.name, keys=keys, control=arguments.control
     )
-    servers = _servers(arguments.server, arguments.server_key_file)
-    console = ConsoleState(folders, rules, servers=servers, price=arguments.price)
+    console = ConsoleState(folders, rules, price=arguments.price)
     console.folders.runs()  # an address that cannot be read is told here, not in a browser
     with open_socket(arguments.host, arguments.port) as sock:
         host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
@@ -124,27 +112,3 @@ def _is_host_name(text: str) -> bool:
         return urlsplit(f"//{text}").hostname == text.lower()
     except ValueError:
         return False
-
-
-def _servers(given: Sequence[str], key_file: Path | None) -> "list[Server]":
-    from penstock.console.servers.scrape import read_server_keys, server_of
-
-    keys = {}
-    if key_file is not None:
-        try:
-            keys = read_server_keys(key_file.read_text(encoding="utf-8"), where=str(key_file))
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(
-                f"The key file {key_file} cannot be read: {error}",
-                fix="Give a text file with a line `name key` for each server.",
-            ) from None
-    default = env.api_key() or "" if key_file is None else ""
-    found = [server_of(text, keys, default_key=default) for text in given]
-    names = [server.name for server in found]
-    if unknown := [name for name in keys if name not in names]:
-        raise UsageError(
-            f"{key_file} has a key of no --server",
-            got=unknown[0],
-            fix="Give that --server NAME=URL, or remove the key.",
-        )
-    return found

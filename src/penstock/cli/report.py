@@ -17,36 +17,36 @@ example:
   penstock report runs/first runs/second --out compared.html
   penstock report runs/first --out first.html --reference "unigram entropy=6.31" --rows 1200
   penstock report runs/first runs/second --out losses.csv --metrics loss,validation_loss
+  penstock report s3://bucket/runs/first --out first.html
 
-exit codes: 0 done, 1 the run has no step yet or its records are damaged, 2 wrong usage
+exit codes: 0 done, 1 the run has no step yet, or a start has damaged values, 2 wrong usage
 """
 
 import argparse
 import math
-from contextlib import ExitStack, closing
 from pathlib import Path
 
 from penstock.cli.streams import complain
-from penstock.console.runs.columns import RunColumns
-from penstock.console.runs.discover import id_of
-from penstock.console.runs.export import TableFormat, exported
-from penstock.console.runs.rank_columns import RankColumns, reported_ranks
-from penstock.console.runs.run_files import LocalFiles
-from penstock.console.runs.step_rows import FIRST_ROWS, open_rows, rows_as_json
-from penstock.core.config import load_json
-from penstock.core.env import cache_folder
+from penstock.core.config import parse_json
 from penstock.core.errors import CorpusError, PenstockError, UsageError
-from penstock.core.files import TOKENIZER_FILE, checksum, write_atomic
+from penstock.core.files import write_atomic
 from penstock.core.units import plural
 from penstock.data.corpus.open import open_corpus
 from penstock.data.tools.describe import unigram_entropy
-from penstock.obs.metric_names import METRICS_FILE, RANK_METRICS, RANKS_FILE, RECIPE_FILE
+from penstock.obs.metric_names import METRICS_FILE, RANK_METRICS, RECIPE_FILE
 from penstock.obs.report.compare import MOST_RUNS, ComparedRun, render_comparison
-from penstock.obs.report.history import gather, read_lines
-from penstock.obs.report.ranks import ReportedRanks
+from penstock.obs.report.history import history_of
+from penstock.obs.report.ranks import ReportedRanks, reported_ranks
 from penstock.obs.report.report import render
 from penstock.obs.report.rows import ReportedRows
 from penstock.obs.report.summary import Config, setting
+from penstock.obs.run_data.columns import RunColumns, RunData
+from penstock.obs.run_data.discover import files_of
+from penstock.obs.run_data.export import TableFormat, exported
+from penstock.obs.run_data.rank_columns import RankColumns
+from penstock.obs.run_data.run_files import RunFiles, tokenizer_of
+from penstock.obs.run_data.step_rows import note_of, shown_rows
+from penstock.train.inspect.row_texts import FIRST_ROWS, rows_view
 
 _TABLES: dict[str, TableFormat] = {".csv": "csv", ".parquet": "parquet"}
 
@@ -54,7 +54,10 @@ _TABLES: dict[str, TableFormat] = {".csv": "csv", ".parquet": "parquet"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument(
-        "runs", type=Path, nargs="+", metavar="RUN", help="folder of a run (run.dir of its recipe)"
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="folder of a run (run.dir of its recipe), or the address of its copy: s3://, gs://, az://, https://",
     )
     parser.add_argument(
         "--out",
@@ -87,7 +90,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the page and print its path."""
     given = dict(_reference(text) for text in arguments.reference)
-    configs = [_config(folder) for folder in arguments.runs]
+    runs = [files_of(location) for location in arguments.runs]
+    configs = [_config(run) for run in runs]
     out: Path | None = arguments.out
     form = _TABLES.get(out.suffix.lower()) if out else None
     if out and form:
@@ -95,28 +99,31 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError("--reference is for a page", fix="Leave it out, or end --out in .html.")
         if arguments.rows is not None:
             raise UsageError("--rows is for a page", fix="Leave it out, or end --out in .html.")
-        _write_table(out, arguments.runs, metrics=(arguments.metrics or "").split(","), form=form)
+        _write_table(out, runs, metrics=(arguments.metrics or "").split(","), form=form)
         print(out)
         return 0
     if arguments.metrics:
         raise UsageError("--metrics is for CSV and Parquet files", fix="End --out in .csv or .parquet.")
-    if len(arguments.runs) > 1:
+    if len(runs) > 1:
         if arguments.rows is not None:
             raise UsageError("--rows is for one run only", fix="Leave it out, or give one run.")
-        page = _comparison(arguments.runs, configs, references=given, out=out)
+        page = _comparison(runs, configs, references=given, out=out)
     else:
-        (folder,), (config,) = arguments.runs, configs
-        records = read_lines(folder / METRICS_FILE)
-        references = given or _unigram_entropy(config)
+        (files,), (config,) = runs, configs
+        if out is None and files.is_stored:
+            raise UsageError(
+                "A run in an object store needs --out", fix="Name the page to write: --out run.html."
+            )
+        references, data = given or _unigram_entropy(config), _data(files)
         page = render(
-            records,
+            data,
             config,
-            name=folder.resolve().name,
+            name=Path(files.location).resolve().name,
             references=references,
-            ranks=_ranks(folder),
-            rows=ReportedRows() if arguments.rows is None else _rows(folder, arguments.rows),
+            ranks=_ranks(files),
+            rows=ReportedRows() if arguments.rows is None else _rows(files.folder, arguments.rows, data),
         )
-        out = out or folder / "report.html"
+        out = out or files.folder / "report.html"
     assert out is not None
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, page)
@@ -124,108 +131,99 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _config(folder: Path) -> Config:
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder", fix="Give the folder of a run (run.dir of its recipe).")
+def _config(run: RunFiles) -> Config:
+    if not run.is_stored and not run.folder.is_dir():
+        raise UsageError(
+            f"{run.location} is not a folder", fix="Give the folder of a run (run.dir of its recipe)."
+        )
     for name in (METRICS_FILE, RECIPE_FILE):
-        if not (folder / name).is_file():
+        try:
+            run.stamp(name)
+        except OSError:
             raise UsageError(
-                f"{folder} holds no {name}", fix="Give the folder of a run; `penstock train` writes one."
-            )
-    return load_json(folder / RECIPE_FILE)
+                f"{run.location} holds no {name}",
+                fix="Give the folder of a run; `penstock train` writes one.",
+            ) from None
+    with run.open(RECIPE_FILE) as file:
+        return parse_json(file.read(run.stamp(RECIPE_FILE).size), name=f"{run.location}/{RECIPE_FILE}")
 
 
 def _comparison(
-    folders: list[Path], configs: list[Config], *, references: dict[str, float], out: Path | None
+    files: list[RunFiles], configs: list[Config], *, references: dict[str, float], out: Path | None
 ) -> str:
     if out is None:
         raise UsageError("Several runs need --out", fix="Name the page to write: --out compared.html.")
     if references:
         raise UsageError("--reference is for one run only", fix="Leave it out, or give one run.")
-    if len(folders) > MOST_RUNS:
-        raise UsageError(f"{len(folders)} runs are too many for one page", fix=f"Give at most {MOST_RUNS}.")
+    if len(files) > MOST_RUNS:
+        raise UsageError(f"{len(files)} runs are too many for one page", fix=f"Give at most {MOST_RUNS}.")
     runs = []
-    for name, folder, config in zip(_names(folders), folders, configs, strict=True):
+    for name, run, config in zip(_names(files), files, configs, strict=True):
         try:
-            history = gather(read_lines(folder / METRICS_FILE))
-            runs.append(ComparedRun(name, history, config, tokenizer=_tokenizer(folder)))
+            history = history_of(_data(run))
+            runs.append(ComparedRun(name, history, config, tokenizer=tokenizer_of(run)))
         except PenstockError as error:
-            raise PenstockError(f"{folder}: {error}") from None
+            raise PenstockError(f"{run.location}: {error}") from None
     return render_comparison(runs)
 
 
-def _ranks(folder: Path) -> ReportedRanks:
-    """Return the metrics of the run's ranks; they are parsed into the cache of `penstock console`, once."""
-    if not (folder / RANKS_FILE).is_file():
-        return ReportedRanks()
-    cache = _cache(folder, suffix="-ranks")
-    with ExitStack() as stack:
-
-        def opened(metric: str) -> RankColumns:
-            columns = stack.enter_context(closing(RankColumns(LocalFiles(folder), metric, cache / metric)))
-            columns.update()
-            return columns
-
-        try:
-            return reported_ranks(opened, first=next(iter(RANK_METRICS)))
-        except PenstockError as error:
-            complain(f"The page has no heat map of the ranks: {error}")
-            return ReportedRanks()
+def _data(run: RunFiles) -> RunData:
+    """Return what a run has recorded; lines that are no records are counted."""
+    columns = RunColumns(run)
+    columns.update()
+    if number := columns.data.num_damaged:
+        complain(f"{run.location}: {plural(number, 'line')} that are no records are left out")
+    return columns.data
 
 
-def _rows(folder: Path, step: int) -> ReportedRows:
+def _ranks(run: RunFiles) -> ReportedRanks:
+    """Return the metrics of the run's ranks."""
+
+    def opened(metric: str) -> RankColumns:
+        columns = RankColumns(run, metric)
+        columns.update()
+        return columns
+
+    first = next(iter(RANK_METRICS))
+    return reported_ranks(opened, first, has_others=not run.is_stored)  # stores bill what is read
+
+
+def _rows(folder: Path, step: int, data: RunData) -> ReportedRows:
     try:
-        opened, found = open_rows(folder, step, offset=0, limit=FIRST_ROWS)
+        found = rows_view(folder, step, offset=0, limit=FIRST_ROWS)
     except CorpusError as error:
         raise CorpusError(
             f"The rows of step {step:,} cannot be read: {error}",
             fix="Or leave out --rows, which needs the corpora where the run's recipe has them.",
         ) from None
-    with closing(RunColumns(LocalFiles(folder), _cache(folder))) as columns:
-        columns.update()
-        return ReportedRows(found=rows_as_json(opened, found, columns, offset=0))
+    steps = data.column("step")
+    note = note_of(found, steps_recorded=int(steps[-1]) if len(steps) else 0, events=data.events)
+    return ReportedRows(found=shown_rows(found, note=note))
 
 
-def _cache(folder: Path, *, suffix: str = "") -> Path:
-    return cache_folder() / "console" / f"{id_of(str(folder.resolve()))}{suffix}"
-
-
-def _write_table(out: Path, folders: list[Path], *, metrics: list[str], form: TableFormat) -> None:
-    """Write all steps of some runs; columns are parsed into the cache of `penstock console`, once."""
-    with ExitStack() as stack:
-        runs = {}
-        for name, folder in zip(_names(folders), folders, strict=True):
-            columns = stack.enter_context(closing(RunColumns(LocalFiles(folder), _cache(folder))))
-            columns.update()
-            if columns.num_damaged:
-                complain(f"{folder}: {plural(columns.num_damaged, 'line')} that are no records are left out")
-            runs[name] = columns
-        pieces = exported(runs, [name.strip() for name in metrics if name.strip()], form=form)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        draft = out.with_name(f".{out.name}.tmp")
-        try:
-            with draft.open("wb") as file:
-                file.writelines(pieces)
-            draft.replace(out)
-        finally:
-            draft.unlink(missing_ok=True)
-
-
-def _tokenizer(folder: Path) -> str:
+def _write_table(out: Path, files: list[RunFiles], *, metrics: list[str], form: TableFormat) -> None:
+    """Write all steps of some runs."""
+    runs = {name: _data(run) for name, run in zip(_names(files), files, strict=True)}
+    pieces = exported(runs, [name.strip() for name in metrics if name.strip()], form=form)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    draft = out.with_name(f".{out.name}.tmp")
     try:
-        return checksum(folder / TOKENIZER_FILE)
-    except OSError:  # corpora of other tools have no tokenizer
-        return ""
+        with draft.open("wb") as file:
+            file.writelines(pieces)
+        draft.replace(out)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
-def _names(folders: list[Path]) -> list[str]:
-    """Return the folders' own names, with as many parents as needed to distinguish them."""
-    parts = [folder.resolve().parts for folder in folders]
+def _names(runs: list[RunFiles]) -> list[str]:
+    """Return the runs' own names, with as many parents as needed to distinguish them."""
+    paths = [run.location if run.is_stored else str(run.folder.resolve()) for run in runs]
+    parts = [path.split("/") for path in paths]
     for number in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-number:]) for part in parts]
         if len(set(names)) == len(names):
             return names
-    raise UsageError("A run is given twice", got=", ".join(map(str, folders)), fix="Name each once.")
+    raise UsageError("A run is given twice", got=", ".join(paths), fix="Name each once.")
 
 
 def _unigram_entropy(config: Config) -> dict[str, float]:

@@ -6,6 +6,7 @@ PATH is a run, one of its checkpoints, or a Hugging Face folder. The server list
 
 example:
   penstock serve runs/first
+  penstock serve runs/first --checkpoint 1200
   penstock serve ./Llama-3.2-1B-Instruct --weights int8 --host 0.0.0.0 --api-keys keys.txt
 
 exit codes: 0 ended by SIGTERM or Ctrl-C, 1 the engine failed or a second signal came, 2 wrong usage
@@ -72,7 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
             created=int(clock.unix_seconds()),
             sampling=API_SAMPLING if arguments.api_sampling else recommended_sampling(llm.text_processor),
             splits_reasoning=arguments.split_reasoning,
-            ignored_keys=open_config(arguments.path, ignored_keys=config.ignored_keys).ignored_keys,
+            ignored_keys=open_config(
+                arguments.path, step=config.checkpoint, ignored_keys=config.ignored_keys
+            ).ignored_keys,
         )
         started = _started(llm, service, config, host=arguments.host, port=sock.getsockname()[1])
         return _serve(service, rules, started, arguments=arguments, sock=sock)
@@ -95,6 +98,7 @@ def _serve(
             service,
             sock=sock,
             drain_s=arguments.drain_s,
+            idle_s=arguments.idle_s or None,
             on_started=lambda: _say_started(started, as_json=arguments.json),
         )
     finally:
@@ -166,7 +170,7 @@ def rules_of(arguments: argparse.Namespace) -> "AccessPolicy":
     Raises:
         UsageError: everyone of a network could.
     """
-    from penstock.serve.auth import read_keys, single_key
+    from penstock.core.api_keys import read_keys, single_key
     from penstock.serve.middleware import AccessPolicy
 
     keys = None if arguments.api_keys is None else read_keys(arguments.api_keys)
@@ -213,7 +217,7 @@ def engine_config_of(arguments: argparse.Namespace) -> EngineConfig:
 
 def limits_of(arguments: argparse.Namespace) -> ServerLimits:
     """Return what requests may take."""
-    for name, what in (("drain_s", "at once"), ("deadline_s", "none")):
+    for name, what in (("drain_s", "at once"), ("deadline_s", "none"), ("idle_s", "it stays")):
         if not 0 <= (given := getattr(arguments, name)) < math.inf:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} must be 0 or more seconds", got=given, fix=f"0 means {what}.")
@@ -261,7 +265,7 @@ def _add_chat_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
-    add_fields(group, EngineConfig, *MODEL_FIELDS, "compile", "tensor_parallel")
+    add_fields(group, EngineConfig, "checkpoint", *MODEL_FIELDS, "compile", "tensor_parallel")
     add_ignore_key(group)
     group.add_argument(
         "--adapter",
@@ -292,4 +296,11 @@ def _add_limit_arguments(group: argparse._ArgumentGroup) -> None:
         default=30.0,
         metavar="S",
         help="seconds that answers have to end after SIGTERM; default: %(default)g",
+    )
+    group.add_argument(
+        "--idle-s",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="end after so many seconds without a request; 0: never; default: %(default)g",
     )

@@ -31,9 +31,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.console.wrong_keys import WrongKeys
 from penstock.core import clock
+from penstock.core.api_keys import Keys
 from penstock.core.listen import host_name, is_loopback
 from penstock.core.units import plural
-from penstock.serve.auth import Keys
 
 SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' "

@@ -17,26 +17,24 @@ from starlette.types import ASGIApp
 
 from penstock import __version__
 from penstock.console.access import AccessMiddleware, refusal
-from penstock.console.models.slot import ModelBusy
 from penstock.console.plain_json import PlainJson
 from penstock.console.routes import (
     answers,
     compare,
     control,
     curves,
-    export,
     models,
     ranks,
     rows,
     runs,
-    servers,
     stream,
     traces,
 )
-from penstock.console.runs.discover import UnknownRun
-from penstock.console.runs.turns import RunBusy
 from penstock.console.state import ConsoleState
+from penstock.console.workers.data_process import Refused
+from penstock.console.workers.model_slot import ModelBusy
 from penstock.core.errors import PenstockError
+from penstock.obs.run_data.discover import UnknownRun
 
 _NO_TELEMETRY: TelemetryConfig = {
     "tracing": False,
@@ -56,7 +54,7 @@ _PAGES = {
 }
 """Address -> package and folders of the files under it."""
 
-_STATUSES = ((UnknownRun, 404), (ModelBusy, 409), (RunBusy, 503))
+_STATUSES = ((UnknownRun, 404), (ModelBusy, 409))
 """Errors of other statuses than 400."""
 
 pages = APIRouter(include_in_schema=False)
@@ -90,9 +88,7 @@ ROUTERS = (
     ranks.router,
     rows.router,
     answers.router,
-    export.router,
     models.router,
-    servers.router,
     traces.router,
 )
 
@@ -119,6 +115,8 @@ def build_app(console: ConsoleState) -> ASGIApp:
 
 def _refused(_: Request, error: Exception) -> Response:
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 400)
+    if isinstance(error, Refused):
+        status = error.status
     return refusal(status, str(error))
 
 

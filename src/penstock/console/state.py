@@ -10,22 +10,21 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from penstock.console.access import ConsoleAccess
-from penstock.console.models.slot import ModelSlot
-from penstock.console.runs.columns import RunColumns
-from penstock.console.runs.discover import FoundRun, RunFolders
-from penstock.console.runs.hangs import RecentHangs
-from penstock.console.runs.opened import RecentRun
-from penstock.console.runs.rank_columns import RankColumns
-from penstock.console.runs.step_rows import KnownLosses
-from penstock.console.runs.summary import RunRow, Summaries
-from penstock.console.runs.table_rows import TableRows
-from penstock.console.servers.history import ServerHistory
-from penstock.console.servers.scrape import Server
-from penstock.core.env import cache_folder
+from penstock.console.workers.data_process import DataProcess
+from penstock.console.workers.model_slot import ModelSlot, opener
 from penstock.core.toml import flat, plain
+from penstock.obs.run_data.columns import RunColumns, RunData
+from penstock.obs.run_data.discover import FoundRun, RunFolders
+from penstock.obs.run_data.hangs import RecentHangs
+from penstock.obs.run_data.rank_columns import RankColumns
+from penstock.obs.run_data.run_row import RunRow, Summaries
+from penstock.obs.run_data.step_rows import KnownLosses
+from penstock.obs.run_data.table_rows import TableRows
 
 _MOST_OPEN = 64
-"""Runs whose columns are held open: each holds a lock, little else."""
+"""Runs whose columns are held."""
+_MOST_BYTES = 1 << 30
+"""Memory of the columns of all runs, and of their ranks likewise, besides that of the newest one."""
 _STORE_S = 2.0
 """Seconds for which the table waits for object stores; then it shows what they told last."""
 _FIRST_S = 30.0
@@ -41,7 +40,6 @@ class ConsoleState:
 
     Args:
         roots: folders of runs, or folders that hold them; addresses of such folders.
-        servers: whose /metrics pages are drawn.
         price: of a device for an hour, for runs whose recipe names none; 0: unknown.
     """
 
@@ -50,18 +48,16 @@ class ConsoleState:
         roots: Sequence[Path | str],
         rules: ConsoleAccess,
         *,
-        servers: Sequence[Server] = (),
         price: float = 0.0,
     ) -> None:
         self.rules = rules
         self.folders = RunFolders(roots)
         self.summaries = Summaries(price=price)
         self._table = TableRows(self.summaries)
-        self.models = ModelSlot()
+        self.data = DataProcess()
+        self.models = ModelSlot(opener(self.data))
         self.losses = KnownLosses()
-        self.recent_run = RecentRun()
         self.recent_hangs = RecentHangs()
-        self.servers = [ServerHistory(server) for server in servers]
         self.is_ending = False
         """True once streams should end."""
         self._columns: OrderedDict[str, RunColumns] = OrderedDict()
@@ -89,56 +85,43 @@ class ConsoleState:
         (row,) = self._table.of([run], most_s=most_s)
         with self._lock:
             columns = self._columns.get(run.id)
-        starts = columns.starts if columns else []
+        starts = columns.data.starts if columns else ()
         ranks = starts[-1].get("ranks") if starts else None
         return {**row, "ranks": ranks} if type(ranks) is int else row
 
-    def columns(self, run: FoundRun, *, most_s: float = _FIRST_S) -> RunColumns:
-        """Return the columns of a run, with what is new in its file."""
-        columns = self._opened(
-            self._columns, run.id, lambda: RunColumns(run.files, cache_folder() / "console" / run.id)
-        )
+    def columns(self, run: FoundRun, *, most_s: float = _FIRST_S) -> RunData:
+        """Return what a run has recorded, with what is new in its file."""
+        columns = self._opened(self._columns, run.id, lambda: RunColumns(run.files))
         columns.update(most_s=most_s)
-        return columns
+        return columns.data
 
     def rank_columns(self, run: FoundRun, metric: str, *, most_s: float = _FIRST_S) -> RankColumns:
         """Return a metric of the run's ranks, with what is new in its file."""
-        folder = cache_folder() / "console" / f"{run.id}-ranks" / metric
-        columns = self._opened(
-            self._rank_columns, (run.id, metric), lambda: RankColumns(run.files, metric, folder)
-        )
+        columns = self._opened(self._rank_columns, (run.id, metric), lambda: RankColumns(run.files, metric))
         columns.update(most_s=most_s)
         return columns
 
     def _opened(
         self, known: OrderedDict[_Key, _Columns], key: _Key, make: Callable[[], _Columns]
     ) -> _Columns:
-        """Return open columns; of too many, the one that was asked for the longest time ago is closed."""
-        evicted = None
+        """Return open columns; of too many, those that were asked for the longest time ago are forgotten."""
         with self._lock:
             columns = known.pop(key, None) or make()
+            held = sum(each.num_bytes for each in known.values())
+            while known and (held > _MOST_BYTES or len(known) >= _MOST_OPEN):
+                held -= known.popitem(last=False)[1].num_bytes
             known[key] = columns
-            if len(known) > _MOST_OPEN:
-                evicted = known.popitem(last=False)[1]
-        if evicted is not None:  # may wait for those who use it, and nobody should wait for that
-            evicted.close()
-        return columns
+            return columns
 
     def end(self) -> None:
         """Let streams end."""
         self.is_ending = True
 
     def close(self) -> None:
-        """Save the columns, and close the model and the run that are open."""
+        """End the worker processes and the threads."""
         self.models.close()
-        self.recent_run.close()
+        self.data.close()
         self._table.close()
-        with self._lock:
-            left: list[RunColumns | RankColumns] = [*self._columns.values(), *self._rank_columns.values()]
-            self._columns.clear()
-            self._rank_columns.clear()
-        for columns in left:
-            columns.close()
 
 
 def console_of(request: Request) -> ConsoleState:

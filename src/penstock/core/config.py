@@ -70,12 +70,21 @@ def load_json(path: Path) -> Raw:
     Raises:
         ConfigError: the file does not contain a JSON object.
     """
+    return parse_json(path.read_bytes(), name=str(path))
+
+
+def parse_json(content: bytes, *, name: str) -> Raw:
+    """Return the JSON object that a file has.
+
+    Raises:
+        ConfigError: the content is no JSON object.
+    """
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
+        value = json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}") from None
+        raise ConfigError(f"{name} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} must contain a JSON object", got=type(value).__name__)
+        raise ConfigError(f"{name} must contain a JSON object", got=type(value).__name__)
     return value
 
 

@@ -5,6 +5,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+Changes = dict[str, tuple[Any, Any]]  # Any: JSON values
+"""Path of a setting -> (value before, value now); None: missing."""
+
 
 def toml_text(values: Mapping[str, Any]) -> str:  # Any: JSON values
     """Return a TOML document; keys with the value None are left out, since TOML has no null.
@@ -29,6 +32,17 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
+    """Return the settings in which two recipes differ.
+
+    >>> differences({"optim": {"learning_rate": 0.1}}, {"optim": {"learning_rate": 0.05}, "plan": ""})
+    {'optim.learning_rate': (0.1, 0.05), 'plan': (None, '')}
+    """
+    old, new = dict(flat(before)), dict(flat(now))
+    names = dict.fromkeys([*old, *new])
+    return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
 
 
 def plain(value: Any) -> str:

@@ -19,6 +19,8 @@ Compile = Literal["auto", "on", "off"]
 class EngineConfig:
     """Options of an engine; the defaults suit one model on one machine."""
 
+    checkpoint: int | None = None
+    """Step of the run's checkpoint to open; None: the newest."""
     device: str | None = None
     """Device, such as `cpu` or `cuda:1`; None: the first GPU if there is one, else the CPU."""
     weights: Weights = "stored"

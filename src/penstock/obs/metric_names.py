@@ -8,6 +8,8 @@ RANKS_FILE = "ranks.jsonl"
 """Rank 0's records of all ranks: RANK_METRICS of each, every few steps."""
 SAMPLES_FOLDER = "samples"
 """Folder of each rank's log of sample ids and checksums."""
+CHECKPOINTS_FOLDER = "checkpoints"
+"""Folder of the checkpoints, unless the recipe names another place."""
 TRACES_FOLDER = "traces"
 """Folder of traces of single steps, if the recipe requests them."""
 HANGS_FOLDER = "hangs"
@@ -132,6 +134,15 @@ SERVING: Final[dict[str, tuple[str, str]]] = {
 
 _SPELLED: Final = {"step_s": "step_seconds", "checkpoint_s": "checkpoint_seconds"}
 _TRAIN: Final = "penstock_train_"
+
+
+def checkpoint_name(step: int) -> str:
+    """Return the name of a step's checkpoint.
+
+    >>> checkpoint_name(1200)
+    'step-00001200'
+    """
+    return f"step-{step:08d}"
 
 
 def training_metric(name: str) -> str:

@@ -17,8 +17,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.core import clock
+from penstock.core.api_keys import Keys
 from penstock.core.listen import host_name, is_loopback
-from penstock.serve.auth import Keys
 from penstock.serve.errors import ApiError, ending, unexpected
 from penstock.serve.output_stream import OutputStream
 from penstock.serve.request_body import Bodies, check_unicode, replay

@@ -16,12 +16,14 @@ import re
 import socket
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from penstock.core import clock
 from penstock.core.signals import signal_name
 from penstock.serve.errors import ApiError
 from penstock.serve.state import AppState
@@ -179,12 +181,14 @@ def run(
     *,
     sock: socket.socket,
     drain_s: float,
+    idle_s: float | None = None,
     on_started: Callable[[], None],
 ) -> str | None:
     """Serve until a signal; return why the shutdown was not clean, or None.
 
     Args:
         drain_s: seconds for running answers to finish after a signal.
+        idle_s: seconds without a request after which it ends; None: it stays.
         on_started: called when connections are accepted.
     """
     config = uvicorn.Config(
@@ -200,7 +204,7 @@ def run(
         timeout_keep_alive=30,
         backlog=2048,
     )
-    server = _Server(config, service, drain_s=drain_s, on_started=on_started)
+    server = _Server(config, service, drain_s=drain_s, idle_s=idle_s, on_started=on_started)
     server.run(sockets=[sock])
     if server.force_exit:
         return "a second signal came before all answers had finished"
@@ -211,11 +215,17 @@ class _Server(uvicorn.Server):
     """Uvicorn's server, with draining before shutdown."""
 
     def __init__(
-        self, config: uvicorn.Config, service: AppState, *, drain_s: float, on_started: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        service: AppState,
+        *,
+        drain_s: float,
+        idle_s: float | None,
+        on_started: Callable[[], None],
     ) -> None:
         super().__init__(config)
         self._service = service
-        self._drain_s = drain_s
+        self._drain_s, self._idle_s = drain_s, idle_s
         self._on_started = on_started
         self._told = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -239,11 +249,15 @@ class _Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._told.set)
 
     async def _end_when_told(self) -> None:
+        num_requests, busy_s = 0, clock.monotonic()
         while not self._told.is_set() and self._service.bridge.engine.failure is None:
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._told.wait(), _LOOK_EVERY_S)
-            except TimeoutError:
-                continue
+            if self.server_state.tasks or self.server_state.total_requests != num_requests:
+                num_requests, busy_s = self.server_state.total_requests, clock.monotonic()
+            elif self._idle_s is not None and clock.monotonic() - busy_s > self._idle_s:
+                log.info("idle seconds=%g", self._idle_s)
+                break
         self._service.draining = True
         self._service.bodies.end()
         bridge = self._service.bridge

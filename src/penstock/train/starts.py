@@ -14,11 +14,8 @@ from typing import Any
 from penstock.core import config
 from penstock.core.errors import PenstockError
 from penstock.core.files import write_json
-from penstock.core.toml import flat
+from penstock.core.toml import Changes, differences
 from penstock.obs.metric_names import RECIPE_FILE, STARTS_FOLDER
-
-Changes = dict[str, tuple[Any, Any]]  # Any: JSON values
-"""Path of a setting -> (value before, value now); None: missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +42,6 @@ def keep_recipe(folder: Path, recipe: Mapping[str, Any], *, step: int) -> KeptRe
     write_json(folder / name, recipe)
     write_json(folder / RECIPE_FILE, recipe)
     return KeptRecipe(file=name, changes={} if before is None else differences(before, recipe))
-
-
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
-    """Return the settings in which two recipes differ.
-
-    >>> differences({"optim": {"learning_rate": 0.1}}, {"optim": {"learning_rate": 0.05}, "plan": ""})
-    {'optim.learning_rate': (0.1, 0.05), 'plan': (None, '')}
-    """
-    old, new = dict(flat(before)), dict(flat(now))
-    names = dict.fromkeys([*old, *new])
-    return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
 
 
 def _before(folder: Path) -> Mapping[str, Any] | None:

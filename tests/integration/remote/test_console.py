@@ -10,23 +10,23 @@ from typing import Any
 import obstore
 import pytest
 from starlette.testclient import TestClient
+from tests.in_process import run_cli
 from tests.integration.remote.faulty import FaultyServer, Reply
 from tests.integration.remote.setting import bucket_store, upload
 
 from penstock.console.access import ConsoleAccess
 from penstock.console.app import build_app
-from penstock.console.runs import discover, run_files
 from penstock.console.state import ConsoleState
 from penstock.core.errors import PenstockError
+from penstock.obs.run_data import discover, run_files
 
 HOST = "127.0.0.1:8400"
 pytestmark = pytest.mark.usefixtures("s3")  # the environment leads to it
 
 
 @pytest.fixture(autouse=True)
-def eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every question look at the store."""
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(run_files, "_LOOK_AGAIN_S", 0.0)
     monkeypatch.setattr(discover, "_AGAIN_S", 0.0)
     monkeypatch.setattr(discover, "_STORED_AGAIN_S", 0.0)
@@ -106,29 +106,22 @@ def test_the_table_reads_the_ends_of_a_file_and_curves_read_only_what_is_new(
     state.close()
 
 
-def test_a_report_is_written_from_a_few_large_reads(s3_process: str, tmp_path: Path) -> None:
+def test_a_report_of_a_copy_is_written_on_a_command_line(s3_process: str, tmp_path: Path) -> None:
     write(tmp_path / "up" / "run", lines(1, 400))
     packed = b64encode(b"\0\0\x80?").decode()  # 1.0
     own = [{"step": n, "steps": 1, "own_s": packed, "blocked_s": packed} for n in (1, 2)]
     (tmp_path / "up" / "run" / "ranks.jsonl").write_text("".join(json.dumps(each) + "\n" for each in own))
     root = upload(tmp_path / "up", s3_url=s3_process, bucket="report", prefix="runs")
-    state = ConsoleState([root], ConsoleAccess())
-    (run,) = state.folders.runs()
-    asked, get = [], run.files._store.get  # type: ignore[attr-defined]
-
-    def counted(*words: Any, **options: Any) -> Any:
-        asked.append(words)
-        return get(*words, **options)
-
-    run.files._store.get = counted  # type: ignore[attr-defined]
-    with TestClient(build_app(state), base_url=f"http://{HOST}") as client:
-        page = client.get(f"/api/runs/{run.id}/export.html?metric=blocked_s&step=1")
-    state.close()
-    assert 'shown":"blocked_s","tables":{"blocked_s":' in page.text
-    assert "This file is without own_s" in page.text
-    assert "the console reads a copy in an object store" in page.text, "why it has no rows"
-    assert sum("ranks.jsonl" in str(words) for words in asked) <= 2
-    assert len(asked) <= 6
+    for name in ("run.html", "run.csv"):
+        done = run_cli("report", f"{root}/run", "--out", tmp_path / name)
+        assert done.returncode == 0, done.stderr
+    page = (tmp_path / "run.html").read_text()
+    assert 'shown":"own_s","tables":{"own_s":' in page
+    assert "This file is without data_wait_s, blocked_s" in page
+    assert len((tmp_path / "run.csv").read_text().splitlines()) == 401
+    refused = run_cli("report", f"{root}/run", "--out", tmp_path / "x.html", "--rows", 1)
+    assert (refused.returncode, "a copy in an object store" in " ".join(refused.stderr.split())) == (2, True)
+    assert run_cli("report", f"{root}/run").returncode == 2
 
 
 def test_a_copy_that_was_rewound_or_replaced_is_drawn_as_it_is_now(s3_process: str, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_a_console_behind_a_proxy_needs_keys_and_a_plain_name(tmp_path, capsys):
 WITH_A_SILENT_STORE = """
 import sys, time
 from penstock.cli.main import main
-from penstock.console.runs import discover
+from penstock.obs.run_data import discover
 from penstock.storage.address import parse
 from penstock.storage.object_store import Identity, StoredObject
 

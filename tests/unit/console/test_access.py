@@ -10,10 +10,12 @@ from penstock.console.access import ConsoleAccess, cookie_name
 from penstock.console.app import ROUTERS, build_app
 from penstock.console.state import ConsoleState
 from penstock.core import clock
+from penstock.core.api_keys import single_key
 from penstock.core.files import exclusive
 from penstock.launch.job_folder import JobFolder
-from penstock.serve.auth import single_key
 from penstock.train.control.requests import ControlRequest, open_requests, read_request
+from penstock.train.inspect import run_questions
+from tests.console_workers import answer_here
 
 HOST = "127.0.0.1:8400"
 OWN = {"origin": f"http://{HOST}"}
@@ -23,7 +25,7 @@ HTML = "<img src=x onerror=alert(1)>"
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    answer_here(monkeypatch)
     folder = tmp_path / "runs" / HTML
     folder.mkdir(parents=True)
     records = [{"event": "start", "step": 0, "ranks": 1, "time": HTML}]
@@ -242,14 +244,12 @@ def test_curves_have_one_axis_and_null_where_there_is_nothing(run, query, x, los
 
 
 def test_a_request_of_the_console_is_the_file_of_the_command(run, monkeypatch):
-    from penstock.console.routes import control
-
     class Opened:
         loader = type("L", (), {"corpora": {"web": None, "code": None}})
 
-    monkeypatch.setattr(control, "opened_run", lambda _: Opened)
-    monkeypatch.setattr(control, "check_possible", lambda *_: None)
-    monkeypatch.setattr(control, "recipe_of", lambda _: None)
+    monkeypatch.setattr(run_questions, "opened_run", lambda _: Opened)
+    monkeypatch.setattr(run_questions, "check_possible", lambda *_: None)
+    monkeypatch.setattr(run_questions, "recipe_of", lambda _: None)
     with client(run, control=True, keys=single_key(KEY)) as asked:
         headers = {**OWN, "authorization": f"Bearer {KEY}"}
         address = "/api/runs/{}/requests".format(
@@ -287,9 +287,7 @@ def test_a_list_of_requests_tells_whether_a_job_is_there_to_reply(run):
     ],
 )
 def test_every_kind_of_request_reaches_a_job_that_runs(run, monkeypatch, asked_for, sent):
-    from penstock.console.routes import control
-
-    monkeypatch.setattr(control, "recipe_of", lambda _: None)
+    monkeypatch.setattr(run_questions, "recipe_of", lambda _: None)
     with client(run, control=True) as asked, exclusive(run, purpose="test"):
         found = asked.post(f"/api/runs/{id_of(asked)}/requests", json=asked_for, headers=OWN)
     assert (found.status_code, found.json()) == (200, {"number": 1, "running": True})
@@ -297,12 +295,10 @@ def test_every_kind_of_request_reaches_a_job_that_runs(run, monkeypatch, asked_f
 
 
 def test_the_last_step_that_the_console_skips_is_the_one_asked_for(run, monkeypatch):
-    from penstock.console.routes import control
-
     monkeypatch.setattr(
-        control, "opened_run", lambda _: type("R", (), {"loader": type("L", (), {"corpora": {}})})
+        run_questions, "opened_run", lambda _: type("R", (), {"loader": type("L", (), {"corpora": {}})})
     )
-    monkeypatch.setattr(control, "check_possible", lambda *_: None)
+    monkeypatch.setattr(run_questions, "check_possible", lambda *_: None)
     with client(run, control=True) as asked:
         wanted = {"kind": "skip", "from": 10, "to": 20}
         assert asked.post(f"/api/runs/{id_of(asked)}/requests", json=wanted, headers=OWN).status_code == 200
@@ -310,9 +306,7 @@ def test_the_last_step_that_the_console_skips_is_the_one_asked_for(run, monkeypa
 
 
 def test_a_run_between_two_starts_is_marked_and_the_page_told_so(run, monkeypatch):
-    from penstock.console.routes import control
-
-    monkeypatch.setattr(control, "recipe_of", lambda _: None)
+    monkeypatch.setattr(run_questions, "recipe_of", lambda _: None)
     folder = JobFolder(run)
     with client(run, control=True) as asked:
         address = f"/api/runs/{id_of(asked)}/requests"

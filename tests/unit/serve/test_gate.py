@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.serve.auth import single_key
+from penstock.core.api_keys import single_key
 from penstock.serve.errors import ApiError
 from penstock.serve.limits import ServerLimits
 from penstock.serve.middleware import AccessPolicy, RequestMiddleware, check_origin

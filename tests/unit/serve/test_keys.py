@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 
+from penstock.core.api_keys import read_keys, single_key
 from penstock.core.errors import UsageError
-from penstock.serve.auth import read_keys, single_key
 
 KEY = "sk-0123456789abcdef"
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from penstock.train.starts import differences, keep_recipe
+from penstock.core.toml import differences
+from penstock.train.starts import keep_recipe
 
 RECIPE = {"run": {"steps": 40, "dir": "r"}, "optim": {"learning_rate": 0.1}, "validate": {"every": None}}
 

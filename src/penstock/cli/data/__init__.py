@@ -23,6 +23,7 @@ COMMANDS = {
     "where": "show the documents in a row of a step",
     "find": "list the steps that train on a document",
     "replay": "write the batches of some steps to files",
+    "inspect": "answer questions about runs as JSON lines, as `penstock console` asks them",
     "audit": "verify that a run trained on every sample of its order, once",
 }
 """Subcommand -> description."""

@@ -13,19 +13,10 @@ export class Refused extends Error {
   }
 }
 
-async function fetched(address, options) {
-  try {
-    return await fetch(address, options);
-  } catch (error) {
-    throw new Refused(`The console does not answer (${error.message}). Is \`penstock console\` still running?`, 0);
-  }
-}
-
 async function asked(path, options = {}) {
-  return bodyOf(await fetched("api/" + path, { signal: AbortSignal.timeout(PATIENCE_MS), ...options }));
-}
-
-async function bodyOf(response) {
+  const response = await fetch("api/" + path, { signal: AbortSignal.timeout(PATIENCE_MS), ...options }).catch((error) => {
+    throw new Refused(`The console does not answer (${error.message}). Is \`penstock console\` still running?`, 0);
+  });
   const text = await response.text();
   let body = null;
   try {
@@ -38,13 +29,6 @@ async function bodyOf(response) {
     throw new Refused(typeof said === "string" ? said : `The console answered with status ${response.status}.`, response.status);
   }
   return body;
-}
-
-/** Ask for a file, and leave the answer as soon as it begins; what is refused is thrown. */
-export async function begins(address) {
-  const over = new AbortController(), response = await fetched(address, { signal: over.signal });
-  if (!response.ok) await bodyOf(response);
-  over.abort();
 }
 
 const of = (id, rest = "") => "runs/" + encodeURIComponent(id) + rest;
@@ -72,8 +56,6 @@ export const traceAddress = (id, name) => "api/" + of(id, "/traces/" + encodeURI
 export const rows = (id, step, { offset = 0, limit = 4 } = {}) => asked(of(id, "/rows/" + encodeURIComponent(step) + query({ offset, limit })));
 export const losses = (id, step, value) => sent(of(id, `/rows/${encodeURIComponent(step)}/losses`), value, { signal: AbortSignal.timeout(MODEL_PATIENCE_MS) });
 export const answers = (id) => asked(of(id, "/answers"));
-export const servers = () => asked("servers");
-export const server = (number, after) => asked(`servers/${number}` + query({ after }));
 export const checkpoints = (id) => asked(of(id, "/checkpoints"));
 export const chat = (id, value, handlers, signal) => streamed(of(id, "/chat"), value, handlers, signal);
 export const answersOf = (id, value, handlers, signal) => streamed(of(id, "/answers"), value, handlers, signal);
@@ -116,7 +98,7 @@ export function follow(ids, handlers, since = () => []) {
     live.replaceChildren(text);
   };
   const refused = async (mine) => {
-    const isKnown = await asked("servers").then(() => true, ({ status }) => status !== 401);
+    const isKnown = await asked("runs").then(() => true, ({ status }) => status !== 401);
     if (mine !== port || live.className === "on") return;
     if (isKnown) say("off");
     else if (!live.firstElementChild) say("off", el("button", { type: "button", class: "plain", on: { click: () => location.reload() } }, "sign in again"));

@@ -22,7 +22,7 @@ export class ChatView {
     const steps = [...found.steps].reverse();
     this.step = el("select", { on: { change: () => this.#forget() } }, steps.map((step) => el("option", { value: step, selected: step === this.wanted }, `step ${count(step)}`)));
     this.tokens = el("input", { type: "number", min: "1", max: "4096", value: "200" });
-    this.warmth = el("input", { type: "number", min: "0", max: "10", step: "0.1", value: "0.8" });
+    this.warmth = el("input", { type: "number", min: "0", max: "2", step: "0.1", value: "0.8" });
     this.log = el("div", { class: "talk", role: "log", "aria-label": "Conversation", tabindex: "0" });
     this.field = el("textarea", { rows: "3", "aria-label": "Message", required: true, on: { keydown: (event) => {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); this.form.requestSubmit(); }

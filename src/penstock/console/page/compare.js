@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { el, failure, link, pill, segments, table } from "../charts/dom.js";
 import { setting } from "./recipe.js";
-import { address, place, rangeOf, remember, takeAlong } from "./take.js";
+import { address, place, rangeOf, remember, takeAlong } from "./address.js";
 import { Chart, duration, written } from "../charts/charts.js";
 
 const MOST = 8, POINTS = 800;
@@ -45,7 +45,7 @@ class Comparison {
       return el("li", {}, swatch, link(`#/run/${encodeURIComponent(run.id)}`, run.name), state ? pill(state) : "",
         el("button", { type: "button", class: "plain", "aria-label": `Leave out ${run.name}`, on: { click: () => this.#go(runs.map((one) => one.id).filter((id) => id !== run.id)) } }, "\u00d7"));
     });
-    this.root = el("div", { class: "page" }, el("div", { class: "title" }, el("h1", {}, "Compare"), runs.length > 1 ? takeAlong((form) => this.#file(form)) : ""), el("ul", { class: "compared" }, chips, el("li", { class: "add" }, adder)),
+    this.root = el("div", { class: "page" }, el("div", { class: "title" }, el("h1", {}, "Compare"), runs.length > 1 ? takeAlong(this.entries.map(({ run }) => run.row.path)) : ""), el("ul", { class: "compared" }, chips, el("li", { class: "add" }, adder)),
       runs.length ? el("div", { class: "toolbar" }, segments("Align by", AXES.map(([value, text]) => [value, text, value === "money" && !hasMoney]), this.along, (along) => { this.along = along; this.range = null; this.#remember(); this.#load(); }),
         hasMoney ? "" : el("span", { class: "quiet" }, "Money needs the cost of every run.")) : el("p", { class: "empty" }, "Choose runs to draw over one another."),
       this.note = el("div"), this.failed = el("div"), el("h2", { class: "unseen" }, "Curves"), this.grid, this.same, this.#recipes());
@@ -66,12 +66,6 @@ class Comparison {
   #remember() {
     const [from, to] = this.range || [];
     remember("/compare", { runs: this.runs.map((run) => run.id).join(","), x: this.along === "step" ? "" : this.along, from: place(from), to: place(to) });
-  }
-
-  #file(form) {
-    const there = new Set(this.runs.flatMap((run) => run.metrics.map((metric) => metric.name)));
-    const metrics = ["tokens", ...METRICS.map(([name]) => name)].filter((name) => there.has(name));
-    return address(`api/export.${form}`, { runs: this.runs.map((run) => run.id).join(","), metrics: form === "html" ? "" : metrics.join(",") });
   }
 
   #onRange(from, to, chart) {

@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { el, failure, link, menu, quiet, segments, table, throttled } from "../charts/dom.js";
 import { seconds } from "./table.js";
-import { place, rangeOf, remember } from "./take.js";
+import { place, rangeOf, remember } from "./address.js";
 import { Chart, count, duration, nearest, written } from "../charts/charts.js";
 
 const SMOOTHING = 3;
@@ -97,7 +97,7 @@ export class CurvesView {
     this.load();
   }
 
-  // The address holds what is shown; see take.js.
+  // The address holds what is shown; see address.js.
   #remember() {
     const [from, to] = this.range || [];
     remember(`/run/${encodeURIComponent(this.page.id)}/curves`, {
@@ -118,11 +118,6 @@ export class CurvesView {
     const shown = CHARTS.filter((_, i) => !this.choices[i].hidden && this.choices[i].querySelector("input").checked);
     this.chosen = shown.length === there.length || !shown.length ? null : new Set(shown.map(({ id }) => id));
     this.#again();
-  }
-
-  /** Return the names of the metrics that are shown. */
-  shownMetrics() {
-    return (this.wanted || []).flatMap(({ names }) => names.map(([name]) => name));
   }
 
   #width() {

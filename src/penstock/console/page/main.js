@@ -1,13 +1,12 @@
 // Routes: the address behind # names the view, so every view is a link.
 //
 //   #/                       the runs          #/run/ID/TAB     one run: curves, mixture, ranks, rows, answers, chat, recipe
-//   #/compare?runs=A,B       over one another           #/servers           /metrics of the servers of the command line
+//   #/compare?runs=A,B       over one another
 
 import { el, failure, link } from "../charts/dom.js";
 import * as compare from "./compare.js";
 import * as run from "./run.js";
 import * as runs from "./table.js";
-import * as servers from "./servers.js";
 
 const main = document.querySelector("#main"), crumbs = document.querySelector("#crumbs");
 let view = null, turn = 0;
@@ -37,7 +36,6 @@ async function open() {
     // A view is opened without being shown: one that is slow to open must not replace one opened after it.
     const opened = words[0] === "run" ? await run.open(words[1], words[2], query)
       : words[0] === "compare" ? await compare.open(query)
-      : words[0] === "servers" ? await servers.open()
       : await runs.open(query);
     if (mine !== turn) return;
     view = opened;

@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { el, failure, table, throttled } from "../charts/dom.js";
 import { HeatMap, columnsOf } from "../charts/heat_map.js";
 import { seconds, ago } from "./table.js";
-import { remember } from "./take.js";
+import { remember } from "./address.js";
 import { count, written } from "../charts/charts.js";
 
 const MOST_SLOW = 8, LOOK_MS = 3000;
@@ -61,11 +61,6 @@ export class RanksView {
   again() {
     this.load({ isLive: true });
     this.#readFiles();
-  }
-
-  /** Return what the file of this view is asked for with: the metric that is shown. */
-  inView() {
-    return { metric: this.map?.metric };
   }
 
   #take(found) {

@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { el, failure, quiet, quoted } from "../charts/dom.js";
 import { rowCard, rowsSaid } from "../charts/rows.js";
-import { remember } from "./take.js";
+import { remember } from "./address.js";
 import { count } from "../charts/charts.js";
 
 const AT_ONCE = 4, MOST_SPIKES = 8;
@@ -29,12 +29,6 @@ export class RowsView {
     this.offset = offset;
     remember(`/run/${encodeURIComponent(this.page.id)}/rows`, { step: this.step.value, row: offset || "" });
     this.load();
-  }
-
-  /** Return what the file of this view is asked for with: the rows that are shown. */
-  inView() {
-    const { step, offset, rows } = this.shown ?? {};
-    return rows?.length ? { step, row: offset, rows: rows.length } : {};
   }
 
   async load() {

@@ -10,7 +10,7 @@ import { RanksView } from "./ranks.js";
 import { RecipeView } from "./recipe.js";
 import { RowsView } from "./rows.js";
 import { ago, bar } from "./table.js";
-import { address, takeAlong } from "./take.js";
+import { takeAlong } from "./address.js";
 import { count, duration, written } from "../charts/charts.js";
 
 const VIEWS = { curves: CurvesView, mixture: MixtureView, ranks: RanksView, rows: RowsView, answers: AnswersView, chat: ChatView, recipe: RecipeView };
@@ -27,7 +27,7 @@ class RunPage {
       el("div", { class: "title" }, el("h1", {}, run.name), this.parts.state, this.parts.age, link(`#/compare?runs=${encodeURIComponent(id)}`, "Compare\u2026", "button")), this.parts.figures);
     this.tabs = el("nav", { class: "tabs", "aria-label": "Views of the run" });
     this.body = el("div", { class: "view" });
-    this.root = el("div", { class: "page" }, this.head, el("div", { class: "tab-row" }, this.tabs, takeAlong((form) => this.#file(form))), this.body);
+    this.root = el("div", { class: "page" }, this.head, el("div", { class: "tab-row" }, this.tabs, takeAlong([run.row.path])), this.body);
     this.#drawHead();
   }
 
@@ -59,11 +59,6 @@ class RunPage {
     if (!run || this.isClosed) return;
     this.run = run;
     this.view?.eventsRead?.(run);
-  }
-
-  #file(form) {
-    const shown = form === "html" ? this.view?.inView?.() : { metrics: (this.view?.shownMetrics?.() ?? []).join(",") };
-    return address(`api/runs/${encodeURIComponent(this.id)}/export.${form}`, shown ?? {});
   }
 
   /** Read the run again: it was rewound, its file was rewritten, or too much is new to be sent in points. */

@@ -1,8 +1,7 @@
 // The runs: a table that sorts, filters, groups and searches. Only the rows in sight are elements.
 
 import * as api from "./api.js";
-import { el, link, pill, quiet } from "../charts/dom.js";
-import { address, takeAlong } from "./take.js";
+import { el, pill, quiet } from "../charts/dom.js";
 import { count, duration, written } from "../charts/charts.js";
 
 const STATES = ["training", "stalled", "failed", "stopped", "finished"];
@@ -39,7 +38,7 @@ const groupOf = { state: (row) => row.state, folder, ranks: (row) => (row.ranks 
 /** Return how far a row is outside those in sight. */
 const outside = (i, [first, past]) => Math.max(first - i, i - past + 1, 0);
 
-/** Return the order of two texts: letters of either case together, numbers by their size. As `natural` of export.py. */
+/** Return the order of two texts: letters of either case together, numbers by their size. */
 function compared(a, b) {
   const [x, y] = [a, b].map((text) => text.toLowerCase().split(/([0-9]+)/));
   for (let i = 0; i < Math.min(x.length, y.length); i++) {
@@ -63,10 +62,7 @@ function ordered(key, isDown) {
 }
 
 export async function open(query) {
-  const [rows, { servers }] = await Promise.all([api.runs(query.get("search") || ""), api.servers()]);
-  const table = new RunsTable(rows, query);
-  if (servers.length) table.note.after(link("#/servers", servers.length === 1 ? "Its server" : `${servers.length} servers`, "button"));
-  return table;
+  return new RunsTable(await api.runs(query.get("search") || ""), query);
 }
 
 class RunsTable {
@@ -111,7 +107,7 @@ class RunsTable {
     this.note = el("p", { class: "quiet", role: "status" });
     this.root = el("div", { class: "page runs-page" },
       el("div", { class: "title" }, el("h1", {}, "Runs"), this.note, this.compare),
-      el("div", { class: "toolbar" }, el("div", { class: "chips", role: "group", "aria-label": "States shown" }, ...this.chips.values()), el("div", { class: "space-between" }), this.field, group, sort, this.direction, takeAlong((form) => address(`api/table.${form}`, { search: this.text, states: [...this.states].join(","), sort: this.sort, down: String(this.isDown), group: this.group }))), this.view);
+      el("div", { class: "toolbar" }, el("div", { class: "chips", role: "group", "aria-label": "States shown" }, ...this.chips.values()), el("div", { class: "space-between" }), this.field, group, sort, this.direction), this.view);
   }
 
   begin() {

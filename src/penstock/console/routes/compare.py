@@ -4,11 +4,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
-from penstock.console.runs.discover import FoundRun
-from penstock.console.runs.run_files import tokenizer_of
 from penstock.console.state import console_of, run_of
-from penstock.core.toml import flat, plain
-from penstock.train.starts import differences
+from penstock.core.toml import differences, flat, plain
+from penstock.obs.run_data.discover import FoundRun
+from penstock.obs.run_data.run_files import tokenizer_of
 
 router = APIRouter(prefix="/api")
 

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from fastapi import APIRouter, Query, Request
 
-from penstock.console.runs.columns import ELAPSED, RunColumns
 from penstock.console.state import console_of, run_of
 from penstock.core.errors import UsageError
+from penstock.obs.run_data.columns import ELAPSED, RunData
 from penstock.obs.thin import Float64, largest_triangles
 
 router = APIRouter(prefix="/api")
@@ -48,7 +48,7 @@ def values(request: Request, run_id: str, metrics: str, at: float, x: Axis = "st
     return {"values": {name: last_value(columns, name, x, price=price, at=at) for name in _names(metrics)}}
 
 
-def last_value(columns: RunColumns, name: str, x: Axis, *, price: float, at: float) -> float | None:
+def last_value(columns: RunData, name: str, x: Axis, *, price: float, at: float) -> float | None:
     """Return the last finite value of a metric up to a place of the axis; None: there is none."""
     table = columns.table_of(name)
     past = int(np.searchsorted(axis_of(columns, x, table=table, price=price), at, side="right"))
@@ -57,7 +57,7 @@ def last_value(columns: RunColumns, name: str, x: Axis, *, price: float, at: flo
     return float(column[known[-1]]) if len(known) else None
 
 
-def _opened(request: Request, run_id: str, x: Axis) -> tuple[RunColumns, float]:
+def _opened(request: Request, run_id: str, x: Axis) -> tuple[RunData, float]:
     """Return the columns of a run and its price of a device-hour.
 
     Raises:
@@ -86,7 +86,7 @@ def _names(metrics: str) -> list[str]:
 
 
 def sampled(
-    columns: RunColumns,
+    columns: RunData,
     names: list[str],
     x: Axis,
     *,
@@ -110,17 +110,15 @@ def sampled(
         end = len(axis) if last is None else int(np.searchsorted(axis, last, side="right"))
         axis = axis[begin:end]
         values = {name: columns.column(name, table=table)[begin:end] for name in members}
-        num = min([len(axis), *map(len, values.values())])  # a thread may have added records in between
-        axis = axis[:num]
-        if num > points:
+        if len(axis) > points:
             is_thinned = True
             chosen = [
-                largest_triangles(axis, values[name][:num], number)
+                largest_triangles(axis, values[name], number)
                 for name, number in _shares(members, points).items()
             ]
             kept = np.unique(np.concatenate(chosen))
         else:
-            kept = np.arange(num)
+            kept = np.arange(len(axis))
         parts.append((axis[kept], {name: column[kept] for name, column in values.items()}))
     at = np.unique(np.concatenate([axis for axis, _ in parts])) if parts else np.empty(0)
     series = {}
@@ -145,7 +143,7 @@ def _shares(metrics: list[str], points: int) -> dict[str, int]:
     return {name: max(_FEWEST_POINTS, points * weight // whole) for name, weight in weights.items()}
 
 
-def axis_of(columns: RunColumns, x: Axis, *, table: str = "steps", price: float = 0.0) -> Float64:
+def axis_of(columns: RunData, x: Axis, *, table: str = "steps", price: float = 0.0) -> Float64:
     """Return the axis of a table's records; never decreasing.
 
     Args:
@@ -158,8 +156,8 @@ def axis_of(columns: RunColumns, x: Axis, *, table: str = "steps", price: float 
     if x == "money":
         of_steps = of_steps * price
     if table != "steps":
-        number = columns.column("step")[: len(of_steps)]
-        of_steps = np.interp(steps, number, of_steps[: len(number)]) if len(number) else np.zeros(len(steps))
+        number = columns.column("step")
+        of_steps = np.interp(steps, number, of_steps) if len(number) else np.zeros(len(steps))
     return np.maximum.accumulate(np.nan_to_num(of_steps))  # an older version may lack some
 
 

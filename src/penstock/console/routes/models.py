@@ -7,9 +7,8 @@ one checkpoint, `error` says in one sentence why there is none, and `end` is the
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from contextlib import aclosing, asynccontextmanager
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -17,18 +16,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from penstock.console.access import refusal
-from penstock.console.models.checkpoints import steps_of
-from penstock.console.models.open import MOST_CONTEXT, open_answering
-from penstock.console.models.slot import ModelKey
-from penstock.console.runs.discover import FoundRun
 from penstock.console.state import ConsoleState, console_of, run_of
+from penstock.console.workers.model_process import ModelProcess
+from penstock.console.workers.model_slot import MOST_CONTEXT, ModelKey
 from penstock.core.errors import PenstockError
-from penstock.engine.sampling_params import Params, Sampling
-from penstock.text.chat_template import Message
-
-if TYPE_CHECKING:
-    from penstock.engine.llm import LLM
-    from penstock.engine.request import Request as EngineRequest
+from penstock.obs.run_data.discover import FoundRun
 
 router = APIRouter(prefix="/api")
 
@@ -37,6 +29,7 @@ _MOST_CHARACTERS = 200_000
 _MOST_PROMPTS = 10
 _MOST_CHECKPOINTS = 8
 
+Reply = dict[str, Any]  # Any: JSON values
 Text = Annotated[str, StringConstraints(max_length=_MOST_CHARACTERS)]
 
 
@@ -55,7 +48,7 @@ class _Asked(BaseModel):
     mode: Literal["chat", "text"] = "chat"
     """chat: the run's chat template is applied; text: the prompt is continued as it is."""
     max_tokens: int = Field(default=256, ge=1, le=MOST_CONTEXT)
-    temperature: float = Field(default=0.8, ge=0, le=10, allow_inf_nan=False)
+    temperature: float = Field(default=0.8, ge=0, le=2, allow_inf_nan=False)
 
 
 class ChatAsked(_Asked):
@@ -73,19 +66,19 @@ class PromptsAsked(_Asked):
     prompts: list[Annotated[str, StringConstraints(min_length=1, max_length=_MOST_CHARACTERS)]] = Field(
         min_length=1, max_length=_MOST_PROMPTS
     )
-    temperature: float = Field(default=0.0, ge=0, le=10, allow_inf_nan=False)
+    temperature: float = Field(default=0.0, ge=0, le=2, allow_inf_nan=False)
 
 
 @router.get("/runs/{run_id}/checkpoints")
 def checkpoints(request: Request, run_id: str) -> dict[str, Any]:  # Any: JSON
     """Return the steps of a run's checkpoints, and why none may be opened (empty: they may)."""
     console, run = console_of(request), run_of(request, run_id)
-    steps = steps_of(run.folder)
+    steps = console.data.ask("checkpoints", run.folder)["steps"]
     open_one = console.models.key
     return {
         "steps": steps,
         "why_not": console.rules.why_no_models or ("" if steps else "The run has no checkpoint yet."),
-        "open": None if open_one is None else str(open_one),
+        "open": None if open_one is None else f"has {open_one} in memory",
     }
 
 
@@ -117,75 +110,75 @@ async def _written(events: AsyncIterator[Event]) -> AsyncIterator[str]:
     try:
         async for kind, data in events:
             yield f"event: {kind}\ndata: {json.dumps(data)}\n\n"
-    except (PenstockError, OSError, RuntimeError, MemoryError) as error:  # torch's word for no memory is one
-        yield f"event: error\ndata: {json.dumps({'said': str(error) or 'no memory is left'})}\n\n"
+    except (PenstockError, OSError) as error:
+        yield f"event: error\ndata: {json.dumps({'said': str(error)})}\n\n"
     yield "event: end\ndata: {}\n\n"
 
 
 async def _answered(console: ConsoleState, run: FoundRun, asked: ChatAsked) -> AsyncIterator[Event]:
-    messages: list[Message] = [{"role": one.role, "content": one.content} for one in asked.messages]
-    async with _model(console, run, asked.step) as llm:
-        request = await asyncio.to_thread(_request, llm, messages, asked)
-        async with aclosing(llm.stream_async(request)) as deltas:
-            async for delta in deltas:
-                if console.is_ending:
-                    return
-                yield "text", {"text": delta.text, "finish": delta.finish}
+    messages = [one.model_dump() for one in asked.messages]
+    async with _model(console, run, asked.step) as model:
+        async for text, finish in _deltas(console, model, messages, asked):
+            yield "text", {"text": text, "finish": finish}
 
 
 async def _compared(console: ConsoleState, run: FoundRun, asked: PromptsAsked) -> AsyncIterator[Event]:
     for step in dict.fromkeys(asked.steps):
         try:
-            async with _model(console, run, step) as llm:
-                tasks = [_whole(console, llm, prompt, asked) for prompt in asked.prompts]
+            async with _model(console, run, step) as model:
+                tasks = [_whole(console, model, prompt, asked) for prompt in asked.prompts]
                 found = await asyncio.gather(*tasks, return_exceptions=True)  # none goes on without its model
                 for one in found:
                     if isinstance(one, BaseException):
                         raise one
-        except (PenstockError, OSError, RuntimeError, MemoryError) as error:
-            yield "answers", {"step": step, "error": str(error) or "no memory is left"}
+        except (PenstockError, OSError) as error:
+            yield "answers", {"step": step, "error": str(error)}
             continue
         yield "answers", {"step": step, "answers": found}
 
 
-async def _whole(console: ConsoleState, llm: "LLM", prompt: str, asked: PromptsAsked) -> dict[str, Any]:
-    text, finish = "", None
-    request = await asyncio.to_thread(_request, llm, [{"role": "user", "content": prompt}], asked)
-    async with aclosing(llm.stream_async(request)) as deltas:
-        async for delta in deltas:
-            text, finish = text + delta.text, delta.finish
+async def _whole(console: ConsoleState, model: ModelProcess, prompt: str, asked: PromptsAsked) -> Reply:
+    deltas = _deltas(console, model, [{"role": "user", "content": prompt}], asked)
+    found = [delta async for delta in deltas]
+    cut = bool(found) and found[-1][1] == "length"
+    return {"prompt": prompt, "answer": "".join(text for text, _ in found), "cut": cut}
+
+
+async def _deltas(
+    console: ConsoleState, model: ModelProcess, messages: list[Reply], asked: _Asked
+) -> AsyncIterator[tuple[str, str | None]]:
+    """Yield the parts of an answer: text, and why it ended; of as many tokens as fit, if fewer are asked."""
+    chats = asked.mode == "chat"
+    prompt = {"messages": messages} if chats else {"prompt": "".join(one["content"] for one in messages)}
+    tokens = await asyncio.to_thread(model.post, "/tokenize", prompt)
+    room = max(1, tokens["max_model_len"] - tokens["count"])
+    body = {**prompt, "max_tokens": min(asked.max_tokens, room), "temperature": asked.temperature}
+    path = "/v1/chat/completions" if chats else "/v1/completions"
+    async with aclosing(model.stream(path, body)) as chunks:
+        async for chunk in chunks:
             if console.is_ending:
-                break
-    return {"prompt": prompt, "answer": text, "cut": finish == "length"}
-
-
-def _request(llm: "LLM", messages: list[Message], asked: _Asked) -> "EngineRequest":
-    sampling = Sampling(temperature=asked.temperature)
-    params = Params(sampling=sampling, max_tokens=None)  # as many as fit
-    if asked.mode == "chat":
-        request = llm.chat_request(messages, params)
-    else:
-        request = llm.request("".join(message["content"] for message in messages), params)
-    return replace(request, max_tokens=min(request.max_tokens, asked.max_tokens))
+                return
+            (choice,) = chunk["choices"]
+            text = choice["delta"].get("content") if chats else choice["text"]
+            if text or choice["finish_reason"]:
+                yield text or "", choice["finish_reason"]
 
 
 @asynccontextmanager
-async def _model(console: ConsoleState, run: FoundRun, step: int) -> AsyncIterator["LLM"]:
-    """Context manager: the engine of a checkpoint; opening it keeps a thread busy, not the event loop.
+async def _model(console: ConsoleState, run: FoundRun, step: int) -> AsyncIterator[ModelProcess]:
+    """Context manager: a checkpoint's process; opening it keeps a thread busy, not the event loop.
 
-    Who goes away meanwhile leaves an engine that closes after its time without use.
+    Who goes away meanwhile leaves a process that ends after its time without use.
     """
-    key = ModelKey("answers", run.id, step, run.name)
-    lent: AbstractContextManager[LLM] = console.models.lent(
-        key, lambda: open_answering(run.folder, step), is_shared=True
-    )
+    folder = await asyncio.to_thread(lambda: run.folder)
+    lent = console.models.lent(ModelKey(folder, step, run.name))
     opening = asyncio.ensure_future(asyncio.to_thread(lent.__enter__))
     try:
-        llm = await asyncio.shield(opening)
+        model = await asyncio.shield(opening)
     except asyncio.CancelledError:
         opening.add_done_callback(lambda done: done.exception() or lent.__exit__(None, None, None))
         raise
     try:
-        yield llm
+        yield model
     finally:
         lent.__exit__(None, None, None)

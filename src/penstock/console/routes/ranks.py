@@ -9,9 +9,9 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from penstock.console.plain_json import PlainJson
-from penstock.console.runs.rank_columns import check_rank_metric
 from penstock.console.state import console_of, finite, run_of
 from penstock.obs.metric_names import RANK_METRICS
+from penstock.obs.run_data.rank_columns import check_rank_metric
 
 router = APIRouter(prefix="/api")
 

@@ -12,26 +12,20 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from penstock.console.access import refusal
-from penstock.console.models.checkpoints import nearest_before, steps_of
-from penstock.console.models.open import ScoringModel
-from penstock.console.models.slot import ModelKey
-from penstock.console.runs.discover import FoundRun
-from penstock.console.runs.step_rows import (
-    FIRST_ROWS,
-    MOST_ROWS,
-    RowLosses,
-    open_rows,
-    rows_as_json,
-    rows_at_once,
-)
 from penstock.console.state import ConsoleState, console_of, run_of
+from penstock.console.workers.model_process import ModelProcess
+from penstock.console.workers.model_slot import MOST_CONTEXT, ModelKey
 from penstock.core.errors import UsageError
-from penstock.train.inspect.open_run import OpenRun
-from penstock.train.inspect.step_rows import StepRows
+from penstock.obs.run_data.discover import FoundRun
+from penstock.obs.run_data.step_rows import RowLosses, note_of, shown_rows
 
 router = APIRouter(prefix="/api")
 
 Reply = dict[str, Any]  # Any: JSON values
+
+_MOST_ROWS, _FIRST_ROWS = 16, 4
+_PROMPTS_AT_ONCE = 128
+"""Documents of one request to a model."""
 
 
 class RowsWanted(BaseModel):
@@ -40,7 +34,7 @@ class RowsWanted(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     offset: int = Field(default=0, ge=0, le=10**9)
-    limit: int = Field(default=1, ge=1, le=MOST_ROWS)
+    limit: int = Field(default=1, ge=1, le=_MOST_ROWS)
 
 
 @router.get("/runs/{run_id}/rows/{step}")
@@ -49,65 +43,86 @@ def rows(
     run_id: str,
     step: int,
     offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
-    limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = FIRST_ROWS,
+    limit: Annotated[int, Query(ge=1, le=_MOST_ROWS)] = _FIRST_ROWS,
 ) -> Reply:
     """Return some rows of a step: documents, text, learned tokens, and losses that were computed before."""
     console, run = console_of(request), run_of(request, run_id)
-    opened, found = open_rows(run.folder, step, offset=offset, limit=limit)
+    found = console.data.ask("rows", run.folder, step=step, offset=offset, limit=limit)
     known = console.losses.of((run.id, console.columns(run).generation), found)
-    return _reply(console, run, opened, found, offset=offset, losses=known)
+    return _reply(console, run, found, known)
 
 
 @router.post("/runs/{run_id}/rows/{step}/losses", response_model=None)
 def losses(request: Request, run_id: str, step: int, wanted: RowsWanted) -> Reply | Response:
-    """Return the same with the loss of each token under the checkpoint nearest to the step.
-
-    One request at a time; a second one is refused with 409.
-    """
+    """Return the same with the loss of each token under the checkpoint nearest to the step."""
     console, run = console_of(request), run_of(request, run_id)
     if why := console.rules.why_no_models:
         return refusal(403, why)
-    opened, found = open_rows(run.folder, step, offset=wanted.offset, limit=wanted.limit)
-    if why := _why_no_losses(opened):
+    found = console.data.ask("rows", run.folder, step=step, offset=wanted.offset, limit=wanted.limit)
+    if why := _why_no_losses(found):
         raise UsageError(why)
-    nearest = nearest_before(steps_of(run.folder), step)
+    nearest = nearest_before(console.data.ask("checkpoints", run.folder)["steps"], step)
     if nearest is None:
         raise UsageError(
             "The run has no checkpoint, so there is no model to compute losses with",
             fix="Wait for its first one.",
         )
+    longest = max((len(part["ids"]) for row in found["rows"] for part in row["documents"]), default=0)
     scored: list[RowLosses] = []
-    if found.rows:
-        key = ModelKey("losses", run.id, nearest, run.name)
-        with console.models.lent(key, lambda: ScoringModel(run.folder, nearest), is_shared=False) as model:
-            scored = [RowLosses(nearest, each.copy()) for each in model.losses(found.batch)]
+    if longest:
+        key = ModelKey(run.folder, nearest, run.name)
+        with console.models.lent(key, context=max(longest + 1, MOST_CONTEXT)) as model:
+            scored = [RowLosses(nearest, _losses_of(row, model)) for row in found["rows"]]
         console.losses.add((run.id, console.columns(run).generation), found, scored)
-    return _reply(console, run, opened, found, offset=wanted.offset, losses=scored)
+    return _reply(console, run, found, scored)
 
 
-def _reply(
-    console: ConsoleState,
-    run: FoundRun,
-    opened: OpenRun,
-    found: StepRows,
-    *,
-    offset: int,
-    losses: Sequence[RowLosses | None],
-) -> Reply:
-    nearest = nearest_before(steps_of(run.folder), found.step)
+def nearest_before(steps: Sequence[int], step: int) -> int | None:
+    """Return the checkpoint whose weights are closest to those that a step began with.
+
+    The last one before the step; without one, the first after it. None: there is none.
+
+    >>> nearest_before([4, 8, 12], 9), nearest_before([4, 8], 4), nearest_before([], 4)
+    (8, 4, None)
+    """
+    before = [one for one in steps if one < step]
+    return max(before) if before else min(steps, default=None)
+
+
+def _losses_of(row: Reply, model: ModelProcess) -> list[list[float | None]]:
+    """Return the loss of each token of a row's documents; attention stays within them, as in training."""
+    found: list[list[float | None]] = [[None] * len(part["ids"]) for part in row["documents"]]
+    scored = [number for number, own in enumerate(found) if len(own) > 1]
+    for first in range(0, len(scored), _PROMPTS_AT_ONCE):
+        part = scored[first : first + _PROMPTS_AT_ONCE]
+        prompts = [row["documents"][number]["ids"] for number in part]
+        body = {"prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 0}
+        for number, choice in zip(part, model.post("/v1/completions", body)["choices"], strict=True):
+            told, learned = choice["logprobs"]["token_logprobs"], row["documents"][number]["learned"]
+            found[number] = [
+                None if not counts or told is None else round(-told, 4)
+                for told, counts in zip(told, learned, strict=True)
+            ]
+    return found
+
+
+def _reply(console: ConsoleState, run: FoundRun, found: Reply, losses: Sequence[RowLosses | None]) -> Reply:
+    columns = console.columns(run)
+    steps = columns.column("step")
+    note = note_of(found, steps_recorded=int(steps[-1]) if len(steps) else 0, events=columns.events)
+    nearest = nearest_before(console.data.ask("checkpoints", run.folder)["steps"], found["step"])
     return {
-        **rows_as_json(opened, found, console.columns(run), offset=offset, losses=losses),
-        "steps": opened.steps,
-        "limit": rows_at_once(opened, found.step),
+        **shown_rows(found, note=note, losses=losses),
+        "steps": found["steps"],
+        "limit": found["limit"],
         "checkpoint": nearest,
         "why_no_losses": console.rules.why_no_models
-        or _why_no_losses(opened)
+        or _why_no_losses(found)
         or ("" if nearest is not None else "The run has no checkpoint to compute losses with."),
     }
 
 
-def _why_no_losses(opened: OpenRun) -> str:
-    tune = opened.recipe.tune
-    if tune is not None and tune.is_preference:
-        return f"This run trains on preferences (tune.loss {tune.loss!r}), not on the loss of tokens"
+def _why_no_losses(found: Reply) -> str:
+    if (loss := found["tune_loss"]) is not None:
+        return f"This run trains on preferences (tune.loss {loss!r}), not on the loss of tokens"
     return ""

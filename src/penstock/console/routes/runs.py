@@ -4,11 +4,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from penstock.console.runs.columns import RunColumns
-from penstock.console.runs.events import RunEvent, spikes
 from penstock.console.state import console_of, run_of
 from penstock.core.toml import flat, plain
 from penstock.obs.metric_names import METRICS
+from penstock.obs.run_data.columns import RunData
+from penstock.obs.run_data.events import RunEvent, spikes
 
 router = APIRouter(prefix="/api")
 
@@ -42,7 +42,6 @@ def run(request: Request, run_id: str) -> Reply:
     """Return a run: recipe, metrics, corpora, events, starts."""
     console, found = console_of(request), run_of(request, run_id)
     columns = console.columns(found)
-    cursor = columns.cursor  # before the rest: what is parsed meanwhile is sent again, and nothing is missing
     metrics = columns.metrics()
     of_corpora = (name.partition("/")[2] for name in metrics if name.startswith("corpus_"))
     return {
@@ -56,16 +55,15 @@ def run(request: Request, run_id: str) -> Reply:
         "starts": columns.starts,
         "control": console.rules.control and not found.files.is_stored,
         "damaged_lines": columns.num_damaged,
-        "generation": cursor.generation,
-        "cursor": str(cursor),
+        "generation": columns.generation,
+        "cursor": str(columns.cursor),
     }
 
 
-def events_of(columns: RunColumns) -> list[RunEvent]:
+def events_of(columns: RunData) -> list[RunEvent]:
     """Return all events of a run, in order."""
     steps, loss = columns.column("step"), columns.column("loss")
-    num = min(len(steps), len(loss))  # a thread may have added records in between
-    found = [*columns.events, *spikes(steps[:num], loss[:num])]
+    found = [*columns.events, *spikes(steps, loss)]
     return sorted(found, key=lambda event: event["step"])
 
 

@@ -17,13 +17,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
 from penstock.console.routes.curves import Axis, axis_of
-from penstock.console.runs.columns import Cursor, RunColumns
-from penstock.console.runs.discover import FoundRun, UnknownRun
-from penstock.console.runs.events import first_compared, spikes
-from penstock.console.runs.summary import RunRow
 from penstock.console.state import ConsoleState, console_of, finite
 from penstock.core import clock
 from penstock.core.errors import PenstockError
+from penstock.obs.run_data.columns import Cursor, RunData
+from penstock.obs.run_data.discover import FoundRun, UnknownRun
+from penstock.obs.run_data.events import first_compared, spikes
+from penstock.obs.run_data.run_row import RunRow
 
 router = APIRouter(prefix="/api")
 
@@ -192,15 +192,14 @@ class _Rows:
                 yield self._console.row(run, most_s=max(0.0, until - clock.monotonic()))
 
 
-def _has_spike(columns: RunColumns, row: int) -> bool:
+def _has_spike(columns: RunData, row: int) -> bool:
     """Return whether the loss of a step from a row on is a spike, without a look at the whole curve."""
     first = first_compared(row)
     steps, loss = (columns.column(name, first=first) for name in ("step", "loss"))
-    num = min(len(steps), len(loss))  # a thread may have added records in between
-    return any(spike["step"] in steps[row - first : num] for spike in spikes(steps[:num], loss[:num]))
+    return any(spike["step"] in steps[row - first :] for spike in spikes(steps, loss))
 
 
-def _points(run_id: str, columns: RunColumns, table: str, first: int, *, price: float) -> News:
+def _points(run_id: str, columns: RunData, table: str, first: int, *, price: float) -> News:
     """Return the points of a table from a row on."""
     past = columns.num_rows(table)
     if first >= past:
@@ -208,7 +207,6 @@ def _points(run_id: str, columns: RunColumns, table: str, first: int, *, price: 
     named = {name: columns.column(name, table=table, first=first) for name in columns.metrics()
              if columns.table_of(name) == table}  # fmt: skip
     axes = {x: axis_of(columns, x, table=table, price=price)[first:] for x in _AXES}
-    number = min(past - first, *map(len, axes.values()), *map(len, named.values()))
     return [
         (
             "points",
@@ -218,5 +216,5 @@ def _points(run_id: str, columns: RunColumns, table: str, first: int, *, price: 
                 "values": {name: finite(float(values[row])) for name, values in named.items()},
             },
         )
-        for row in range(number)
+        for row in range(past - first)
     ]

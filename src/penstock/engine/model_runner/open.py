@@ -13,18 +13,22 @@ from penstock.models.llama.model import Llama
 from penstock.models.llama.tensor_slices import ALONE, TensorParallelRank
 
 
-def open_config(path: Path, *, ignored_keys: Collection[str] = ()) -> LlamaConfig:
+def open_config(path: Path, *, step: int | None = None, ignored_keys: Collection[str] = ()) -> LlamaConfig:
     """Return the config of the model in a folder; raises as `open_model` does."""
     _check_folder(path)
     if is_hugging_face(path):
+        if step is not None:
+            raise UsageError(
+                f"{path} has no checkpoints: it is a model", got=step, fix="Leave --checkpoint out."
+            )
         return read_config(path, ignored_keys=ignored_keys)
-    return find(path).index().meta.model
+    return find(path, step=step).index().meta.model
 
 
-def identity_of_model(path: Path, *, ignored_keys: Collection[str] = ()) -> str:
+def identity_of_model(path: Path, *, step: int | None = None, ignored_keys: Collection[str] = ()) -> str:
     """Return the identity of the weights in a folder, as run.start_hash has it; raises as `open_model`
     does."""
-    return find_start(path, ignored_keys=ignored_keys).identity
+    return find_start(path, step=step, ignored_keys=ignored_keys).identity
 
 
 def open_model(

@@ -80,13 +80,17 @@ def open_part(
     device = _device(config.device, place)
     if place.ranks > 1 and device.type == "cpu":
         torch.set_num_threads(env.num_threads(place.ranks))
-    whole = open_config(path, ignored_keys=config.ignored_keys)
+    whole = open_config(path, step=config.checkpoint, ignored_keys=config.ignored_keys)
     for folder in config.adapters.values():
         read_settings(Path(folder))  # fails early: loading the model takes long
     model, tokenizer_path = open_model(
-        path, place=place, ignored_keys=config.ignored_keys, may_lack_head=True
+        path,
+        step=config.checkpoint,
+        place=place,
+        ignored_keys=config.ignored_keys,
+        may_lack_head=True,
     )
-    identity = identity_of_model(path, ignored_keys=config.ignored_keys)
+    identity = identity_of_model(path, step=config.checkpoint, ignored_keys=config.ignored_keys)
     part = part_of(model.to(device), config, whole=whole, place=place, device=device, base_hash=identity)
     return part, tokenizer_path
 

@@ -14,8 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.core.units import Unit
-from penstock.obs.report.history import Float64
-from penstock.obs.thin import largest_triangles
+from penstock.obs.thin import Float64, largest_triangles
 
 Style = Literal["line", "dots", "area"]
 ChartUnit = Unit | Literal["s"]

@@ -9,10 +9,11 @@ import numpy as np
 from penstock.core.toml import flat, plain
 from penstock.core.units import Unit, mib, short
 from penstock.obs.report.charts import Chart, Layer, charts_section, line, thinned
-from penstock.obs.report.history import Float64, History
+from penstock.obs.report.history import History
 from penstock.obs.report.html import glossary, page, section
 from penstock.obs.report.run_charts import mixture_chart
 from penstock.obs.report.summary import UNKNOWN, Config, key_figures, outcome, same_peak, setting
+from penstock.obs.thin import Float64
 
 MOST_RUNS = 8
 """Maximum number of runs: as many as there are distinguishable colours."""

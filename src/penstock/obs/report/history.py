@@ -1,25 +1,18 @@
-"""History of a run: its records as columns, one number per step, validated.
+"""History of a run as a report draws it: what was recorded, in the shapes of its charts and tables."""
 
-Columns are packed doubles: a million steps take 80 MB, where their records would take gigabytes.
-"""
-
-import json
 import math
-from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.core.errors import PenstockError
 from penstock.core.toml import plain
-from penstock.obs.metric_names import BY_CORPUS, BY_TASK, METRICS, METRICS_FILE
+from penstock.obs.metric_names import BY_CORPUS, BY_TASK, METRICS
+from penstock.obs.run_data.columns import RunData
 from penstock.obs.sinks import Record
-
-Float64 = npt.NDArray[np.float64]
+from penstock.obs.thin import Float64
 
 STEP_METRICS = tuple(
     name
@@ -32,8 +25,6 @@ REWARDS = ("reward_margin", "reward_accuracy", "reward_chosen", "reward_rejected
 """Metrics of preferences that are charted, of training and of held-out answers."""
 
 _MIXTURE_POINTS = 200
-_SAMPLE_SETS = 64
-_FIX = "Restore the file, or cut it before that line."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,16 +121,12 @@ class Skipped:
     why: str
 
 
-SLOW_RATIO = 1.2
-"""Ratio to the median rank's time from which a slow rank is reported: some rank is always the slowest."""
-
-
 @dataclass(slots=True)
 class Slowest:
     """Rank that was the slowest in some comparisons."""
 
     times: int = 0
-    """Number of comparisons."""
+    """Number of comparisons in which it was slow."""
     ratio: float = 0.0
     """Largest ratio of its own time to the median rank's."""
 
@@ -192,238 +179,151 @@ class History:
     """Answers to the prompts of [samples], in order; of very many, some, the first and last among them."""
     early_end: EarlyEnd | None = None
     """Early stop; None: there was none, or the run went on since."""
-    num_ignored: int
-    """Number of records of unknown kinds."""
 
 
-def read_lines(path: Path) -> Iterator[Record]:
-    """Yield the records of a file one by one, ignoring a last line without newline (still being written).
+def history_of(data: RunData) -> History:
+    """Return the history of what a run has recorded.
 
     Raises:
-        PenstockError: another line is not a JSON object.
+        PenstockError: there is no step, or a start has values that no run writes.
     """
-    with path.open("rb") as file:
-        yield from records_in(file, name=str(path))
-
-
-def records_in(file: BinaryIO, *, name: str = METRICS_FILE) -> Iterator[Record]:
-    """Yield the records of an open file, as `read_lines` does."""
-    for number, line in enumerate(file, start=1):
-        if not line.endswith(b"\n"):
-            return
-        try:
-            record = json.loads(line.decode(errors="replace"))
-        except (ValueError, RecursionError):
-            record = None
-        if not isinstance(record, dict):
-            raise PenstockError(f"Line {number} of {name} is not a JSON object", fix=_FIX)
-        yield record
-
-
-def gather(records: Iterable[Record]) -> History:
-    """Return the history of a run's records.
-
-    Raises:
-        PenstockError: a value has the wrong type, steps decrease, or there is no step at all.
-
-
-    >>> gather([{"step": 1, "loss": 7.0}, {"step": 2, "loss": 6.5}]).columns["loss"].tolist()
-    [7.0, 6.5]
-    """
-    history = _Gathering()
-    for number, record in enumerate(records, start=1):
-        try:
-            history.add(record)
-        except (TypeError, ValueError, KeyError, OverflowError, AttributeError) as error:
-            problem = f"no {error}" if isinstance(error, KeyError) else str(error)
-            raise PenstockError(f"Record {number} of the metrics is broken: {problem}", fix=_FIX) from None
-    if not history.steps:
+    steps, scored = data.column("step"), data.column("step", table="validations")
+    if not len(steps):
         raise PenstockError("The run has not recorded a step yet", fix="Try again after its first step.")
-    return history.result()
-
-
-class _Gathering:
-    def __init__(self) -> None:
-        self.steps = array("d")
-        self._columns = {name: array("d") for name in STEP_METRICS}
-        self._validation_steps, self._validation_loss = array("d"), array("d")
-        self._validation_bits = array("d")
-        self._validation_rewards = {name: array("d") for name in REWARDS}
-        self._heldout: dict[str, dict[str, float]] = {}
-        self._tasks: dict[str, list[TaskScore]] = {}
-        self._starts: list[Start] = []
-        self._corpus_tokens: dict[str, int] = {}
-        self._points: list[MixturePoint] = []
-        self._stride = 1
-        self._changes: list[MixtureChange] = []
-        self._traffic: Traffic | None = None
-        self._skipped: list[Skipped] = []
-        self._slowest: dict[int, Slowest] = {}
-        self._samples: dict[int, SampleSet] = {}
-        self._early_end: EarlyEnd | None = None
-        self._num_ignored = 0
-        self._of_events: dict[object, Callable[[Record], None]] = {
-            "start": self._add_start,
-            "mixture": self._add_mixture,
-            "sequence_length": self._add_length,
-            "traffic": self._add_traffic,
-            "skipped": self._add_skipped,
-            "ranks": self._add_ranks,
-            "samples": self._add_samples,
-            "early_stop": self._add_early_end,
-            "evaluation": self._add_scores,
-            "request": lambda _: None,  # its effects are records of their own
-        }
-
-    def add(self, record: Record) -> None:
-        event = record.get("event")
-        if event in self._of_events:
-            self._of_events[event](record)
-        elif "validation_loss" in record:
-            self._add_validation(record)
-        elif "loss" in record:
-            self._add_step(record)
-        else:
-            self._num_ignored += 1
-
-    def _add_start(self, record: Record) -> None:
-        self._starts.append(_start(record))
-
-    def _add_mixture(self, record: Record) -> None:
-        step, tokens, reason = int(record["step"]), int(record["tokens"]), str(record["reason"])
-        self._changes.append(MixtureChange(step, tokens, reason))
-
-    def _add_length(self, record: Record) -> None:
-        reason = f"sequence length {int(record['after']):,}"
-        self._changes.append(MixtureChange(int(record["step"]), int(record["tokens"]), reason))
-
-    def _add_traffic(self, record: Record) -> None:
-        sent = {str(axis): int(number) for axis, number in record["sent_bytes"].items()}
-        far = tuple(map(str, record["network_axes"]))
-        self._traffic = Traffic(step=int(record["step"]), sent_bytes=sent, network_axes=far)
-
-    def _add_skipped(self, record: Record) -> None:
-        self._skipped.append(Skipped(int(record["step"]), str(record["why"])))
-
-    def _add_ranks(self, record: Record) -> None:
-        rank = self._slowest.setdefault(int(record["slowest_rank"]), Slowest())
-        rank.times += 1
-        ratio = _number(record["slowest_s"]) / max(_number(record["median_s"]), 1e-9)
-        rank.ratio = max(rank.ratio, ratio)
-
-    def _add_validation(self, record: Record) -> None:
-        self._validation_steps.append(int(record["step"]))
-        self._validation_loss.append(_number(record["validation_loss"]))
-        self._validation_bits.append(_number(record.get("validation_bits_per_byte")))
-        for name, column in self._validation_rewards.items():
-            column.append(_number(record.get(f"validation_{name}")))
-        self._heldout = _heldout(record)
-
-    def _add_scores(self, record: Record) -> None:
-        errors = record.get("task_stderrs", {})
-        for name, value in record["task_scores"].items():
-            error = errors.get(name)
-            score = TaskScore(
-                step=int(record["step"]),
-                value=_number(value),
-                stderr=None if error is None else _number(error),
-            )
-            self._tasks.setdefault(str(name), []).append(score)
-
-    def _add_step(self, record: Record) -> None:
-        step = int(record["step"])
-        if self.steps and step <= self.steps[-1]:
-            raise ValueError(f"step {step} comes after step {self.steps[-1]:.0f}")
-        self.steps.append(step)
-        for name, column in self._columns.items():
-            column.append(_number(record.get(name)))
-        self._corpus_tokens = {name: int(n) for name, n in record.get("corpus_tokens", {}).items()}
-        if len(self._corpus_tokens) > 1 and len(self.steps) % self._stride == 0:
-            self._points.append(self._point())
-            if len(self._points) >= 2 * _MIXTURE_POINTS:
-                self._points, self._stride = self._points[1::2], 2 * self._stride
-
-    def _add_early_end(self, record: Record) -> None:
-        self._early_end = EarlyEnd(int(record["step"]), int(record["best_step"]))
-
-    def _add_samples(self, record: Record) -> None:
-        step = int(record["step"])
-        answers = tuple(
-            SampleAnswer(
-                prompt=str(answer["prompt"]),
-                answer=str(answer["answer"]),
-                reference=None if answer.get("reference") is None else str(answer["reference"]),
-                is_cut=answer.get("finish") == "length",
-            )
-            for answer in record["answers"]
-        )
-        self._samples[step] = SampleSet(step, answers)
-        if len(self._samples) > 2 * _SAMPLE_SETS:
-            self._samples = {s: self._samples[s] for s in [*self._samples][::2]}  # the first stays
-
-    def _point(self) -> MixturePoint:
-        tokens = self._corpus_tokens
-        return MixturePoint(int(self.steps[-1]), sum(tokens.values()), tokens)
-
-    def _mixture(self) -> tuple[MixturePoint, ...]:
-        last = self._point()
-        ended = self._points and self._points[-1].step == last.step
-        return (*self._points, *([] if ended else [last]))
-
-    def result(self) -> History:
-        return History(
-            steps=np.frombuffer(self.steps),
-            columns={name: np.frombuffer(column) for name, column in self._columns.items()},
-            validation_steps=np.array(self._validation_steps),
-            validation_loss=np.array(self._validation_loss),
-            validation_bits=np.array(self._validation_bits),
-            validation_rewards={name: np.array(column) for name, column in self._validation_rewards.items()},
-            heldout=self._heldout,
-            tasks={name: tuple(scores) for name, scores in self._tasks.items()},
-            starts=tuple(self._starts),
-            corpus_tokens=self._corpus_tokens,
-            mixture=self._mixture(),
-            mixture_changes=tuple(self._changes),
-            traffic=self._traffic,
-            skipped=tuple(self._skipped),
-            slowest=self._slowest,
-            samples=tuple(self._samples.values()),
-            early_end=self._early_end if self._early_end and self._early_end.step == self.steps[-1] else None,
-            num_ignored=self._num_ignored,
-        )
-
-
-def _start(record: Record) -> Start:
-    changes = record.get("changes", {}).items()
-    ranks, threads = int(record["ranks"]), int(record.get("threads", 1))
-    if ranks < 1 or threads < 1:
-        raise ValueError(f"a start of {ranks} ranks with {threads} threads")
-    return Start(
-        step=int(record["step"]),
-        ranks=ranks,
-        time=str(record["time"]),
-        device=str(record.get("device", "")),
-        threads=threads,
-        peak_flops=_number(record.get("peak_flops")),
-        changes=tuple((str(name), plain(before), plain(now)) for name, (before, now) in changes),
+    corpora = [name for name in data.tables["steps"] if name.startswith("corpus_tokens/")]
+    return History(
+        steps=steps,
+        columns={name: data.column(name) for name in STEP_METRICS},
+        validation_steps=scored,
+        validation_loss=data.column("validation_loss", table="validations"),
+        validation_bits=data.column("validation_bits_per_byte", table="validations"),
+        validation_rewards={name: data.column(f"validation_{name}", table="validations") for name in REWARDS},
+        heldout=_heldout(data.tables["validations"]),
+        tasks=_tasks(data),
+        starts=tuple(map(_start, data.starts)),
+        corpus_tokens=_tokens(data, corpora, len(steps) - 1),
+        mixture=_mixture(data, corpora),
+        mixture_changes=_changes(data),
+        traffic=_traffic(data.newest.get("traffic")),
+        skipped=tuple(
+            Skipped(event["step"], event["text"]) for event in data.events if event["kind"] == "skip"
+        ),
+        slowest=_slowest(data),
+        samples=tuple(map(_samples, data.answers())),
+        early_end=_early_end(data.newest.get("early_stop"), last=steps[-1]),
     )
 
 
-def _heldout(record: Record) -> dict[str, dict[str, float]]:
-    """Return the scores of a validation by corpus."""
-    found: dict[str, dict[str, float]] = {"": {}}
-    for name, value in record.items():
-        if name in BY_CORPUS:
-            for corpus, number in value.items():
-                found.setdefault(corpus, {})[name] = _number(number)
-        elif name in METRICS and name != "step":
-            found[""][name] = _number(value)
+def _changes(data: RunData) -> tuple[MixtureChange, ...]:
+    changes = [event for event in data.events if event["kind"] == "mixture"]
+    before = np.interp([event["step"] - 1 for event in changes], data.column("step"), data.column("tokens"))
+    return tuple(
+        MixtureChange(event["step"], int(np.nan_to_num(tokens)), event["text"])
+        for event, tokens in zip(changes, before.tolist(), strict=True)
+    )
+
+
+def _early_end(record: Record | None, *, last: float) -> EarlyEnd | None:
+    best = None if record is None or record["step"] != last else record.get("best_step")
+    return EarlyEnd(int(last), best) if isinstance(best, int) else None
+
+
+def _samples(record: Record) -> SampleSet:
+    found = record.get("answers")
+    return SampleSet(
+        record["step"],
+        tuple(
+            SampleAnswer(
+                prompt=str(answer.get("prompt", "")),
+                answer=str(answer.get("answer", "")),
+                reference=None if answer.get("reference") is None else str(answer["reference"]),
+                is_cut=answer.get("finish") == "length",
+            )
+            for answer in (found if isinstance(found, list) else ())
+            if isinstance(answer, dict)
+        ),
+    )
+
+
+def _slowest(data: RunData) -> dict[int, Slowest]:
+    found: dict[int, Slowest] = {}
+    for each in data.slow_ranks:
+        rank = found.setdefault(each.rank, Slowest())
+        rank.times, rank.ratio = rank.times + 1, max(rank.ratio, each.own_s / each.median_s)
     return found
 
 
-def _number(value: object) -> float:
-    if value is None:  # strict JSON has no NaN
-        return float("nan")
-    if isinstance(value, int | float):
-        return float(value)
-    raise TypeError(f"{value!r} is not a number")
+def _traffic(record: Record | None) -> Traffic | None:
+    sent = record.get("sent_bytes") if record else None
+    if record is None or not isinstance(sent, Mapping):
+        return None
+    whole = {str(axis): number for axis, number in sent.items() if isinstance(number, int)}
+    return Traffic(
+        step=record["step"], sent_bytes=whole, network_axes=tuple(map(str, record.get("network_axes") or ()))
+    )
+
+
+def _tokens(data: RunData, corpora: list[str], row: int) -> dict[str, int]:
+    found = {name.partition("/")[2]: float(data.column(name)[row]) for name in corpora}
+    return {name: int(number) for name, number in found.items() if math.isfinite(number)}
+
+
+def _mixture(data: RunData, corpora: list[str]) -> tuple[MixturePoint, ...]:
+    number = data.num_rows()
+    rows = np.unique(np.linspace(-1, number - 1, min(number, _MIXTURE_POINTS) + 1).astype(int)[1:])
+    steps, found = data.column("step"), []
+    for row in rows.tolist() if len(corpora) > 1 else ():
+        tokens = _tokens(data, corpora, row)
+        found.append(MixturePoint(int(steps[row]), sum(tokens.values()), tokens))
+    return tuple(found)
+
+
+def _tasks(data: RunData) -> dict[str, tuple[TaskScore, ...]]:
+    found, steps = {}, data.column("step", table="tasks").astype(int).tolist()
+    for name in data.tables["tasks"]:
+        kind, _, task = name.partition("/")
+        if kind == "task_scores" and task:
+            values = data.column(name, table="tasks").tolist()
+            errors = data.column(f"task_stderrs/{task}", table="tasks").tolist()
+            found[task] = tuple(
+                TaskScore(step=step, value=value, stderr=error if math.isfinite(error) else None)
+                for step, value, error in zip(steps, values, errors, strict=True)
+                if math.isfinite(value)
+            )
+    return found
+
+
+def _heldout(columns: Mapping[str, Float64]) -> dict[str, dict[str, float]]:
+    """Return the scores of the last validation by corpus."""
+    found: dict[str, dict[str, float]] = {"": {}}
+    for name, values in columns.items():
+        metric, _, corpus = name.partition("/")
+        if name != "step" and math.isfinite(values[-1]):
+            found.setdefault(corpus, {})[metric] = float(values[-1])
+    return found
+
+
+def _start(record: Record) -> Start:
+    try:
+        changes = record.get("changes", {}).items()
+        ranks, threads = int(record["ranks"]), int(record.get("threads", 1))
+        if ranks < 1 or threads < 1:
+            raise ValueError(f"a start of {ranks} ranks with {threads} threads")
+        return Start(
+            step=record["step"],
+            ranks=ranks,
+            time=str(record["time"]),
+            device=str(record.get("device", "")),
+            threads=threads,
+            peak_flops=_number(record.get("peak_flops")),
+            changes=tuple((str(name), plain(before), plain(now)) for name, (before, now) in changes),
+        )
+    except (TypeError, ValueError, KeyError, OverflowError, AttributeError) as error:
+        problem = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise PenstockError(
+            f"The start after step {record['step']} is broken: {problem}", fix="Correct its line."
+        ) from None
+
+
+def _number(value: Any) -> float:  # Any: JSON
+    return float(value) if isinstance(value, int | float) else math.nan

@@ -1,54 +1,30 @@
 """Heat map of the ranks in a report: a table for each metric, bounded, as JSON for the page's script."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pybase64
 
 from penstock.core.units import plural, short
 from penstock.obs.metric_names import RANK_METRICS
 from penstock.obs.report.charts import embedded
+from penstock.obs.run_data.rank_columns import RankColumns, RankPlaces, RankTable
 
 _MOST_NAME_CHARACTERS = 1 << 20
 """Of hosts, devices and network interfaces; where ranks of older starts ran is left out beyond."""
+_REPORT_CELLS = 384 << 10
+"""Values in a report of the metric that is shown first: 384 columns of 1,024 ranks, 2 MB as text."""
+_OTHERS_CELLS = 256 << 10
+"""The same of all others together."""
+_REPORT_COLUMNS = 1000
+_FEWEST_COLUMNS = 16
+"""A metric of which a report had fewer is left out."""
 _HIGHEST = 3
 """Ranks named for a reader without scripts."""
-
-Float32 = npt.NDArray[np.float32]
-Float64 = npt.NDArray[np.float64]
-
-
-@dataclass(slots=True)
-class RankPlaces:
-    """Hosts, devices and network interfaces of the ranks from a start of the job on, by rank."""
-
-    first_row: int
-    """Records before that start."""
-    hosts: list[str]
-    devices: list[str]
-    nics: list[str]
-    """Names; "" where a rank told none."""
-
-
-@dataclass(slots=True)
-class RankTable:
-    """Values of a metric by rank and step."""
-
-    steps: list[int] = field(default_factory=list)
-    """Last step of each column."""
-    values: Float32 = field(default_factory=lambda: np.empty((0, 0), np.float32))
-    """[ranks, columns]; the largest of the column's records, NaN where a rank did not exist."""
-    means: Float64 = field(default_factory=lambda: np.empty(0))
-    """[ranks]; means over all records, not over columns."""
-    num_records: int = 0
-    """Records in all columns together."""
-    places: dict[int, RankPlaces] = field(default_factory=dict)
-    """Column -> where the ranks ran from it on. No column has records of two starts with other places."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +35,32 @@ class ReportedRanks:
     """By metric of RANK_METRICS, the one that is shown first at first. {}: no ranks were recorded."""
     left_out: Sequence[str] = ()
     """Metrics that would make the file too large, or take too long to read."""
+
+
+def reported_ranks(
+    columns_of: Callable[[str], RankColumns], first: str, *, has_others: bool = True
+) -> ReportedRanks:
+    """Return the metrics of a run's ranks for a report: some 4 MB as text, however long the run is.
+
+    Args:
+        columns_of: opens a metric; it may be closed by the next call.
+        first: metric that is shown first, and has the most columns.
+        has_others: False: it is the only one. Each reads the whole file, once.
+    """
+    tables: dict[str, RankTable] = {}
+    left_out: list[str] = []
+    others = [metric for metric in RANK_METRICS if metric != first]
+    for metric in (first, *others):
+        if metric != first and not has_others:
+            left_out.append(metric)
+            continue
+        cells = _REPORT_CELLS if metric == first else _OTHERS_CELLS // len(others)
+        table = columns_of(metric).table(columns=_REPORT_COLUMNS, cells=cells)
+        if metric != first and len(table.steps) < min(table.num_records, _FEWEST_COLUMNS):
+            left_out.append(metric)
+        elif table.steps:
+            tables[metric] = table
+    return ReportedRanks(tables=tables, left_out=left_out)
 
 
 def ranks_section(ranks: ReportedRanks) -> str:
@@ -88,8 +90,8 @@ def ranks_section(ranks: ReportedRanks) -> str:
     said = ""
     if ranks.left_out:
         said = (
-            f"This file is without {', '.join(ranks.left_out)}: choose one of them in the view Ranks of the "
-            "console, and take the page along from there. "
+            f"This file is without {', '.join(ranks.left_out)}, which would make it too large: `penstock "
+            "console` shows them. "
         )
     if len(kept) < len(places):
         said += f"Where ranks ran is known here of the newest {len(kept)} of {plural(len(places), 'start')}."

@@ -4,17 +4,17 @@ Text from files is always escaped, and the page's content security policy allows
 fetching. Without scripts the page has the same figures and tables, and the charts in words.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 import numpy as np
 
 from penstock.core.toml import toml_text
-from penstock.core.units import mib, si
+from penstock.core.units import mib, plural, si
 from penstock.obs.metric_names import METRICS
 from penstock.obs.report.answers import samples_section
 from penstock.obs.report.charts import charts_section
-from penstock.obs.report.history import History, gather
+from penstock.obs.report.history import History, history_of
 from penstock.obs.report.html import (
     folded,
     glossary,
@@ -30,7 +30,7 @@ from penstock.obs.report.ranks import ReportedRanks, ranks_section
 from penstock.obs.report.rows import ReportedRows, rows_section
 from penstock.obs.report.run_charts import run_charts
 from penstock.obs.report.summary import Config, Figure, key_figures, outcome, setting, starts
-from penstock.obs.sinks import Record
+from penstock.obs.run_data.columns import RunData
 
 _STARTS = (
     "at step",
@@ -47,7 +47,7 @@ _NO_ROWS = ReportedRows()
 
 
 def render(
-    records: Iterable[Record],
+    data: RunData,
     config: Config,
     *,
     name: str,
@@ -58,7 +58,7 @@ def render(
     """Return the page.
 
     Args:
-        records: of metrics.jsonl, in order; read once.
+        data: what the run has recorded.
         config: the resolved recipe, from config.json.
         name: name of the run.
         references: name -> loss in nats per token, drawn as horizontal lines.
@@ -66,9 +66,9 @@ def render(
         rows: of a step.
 
     Raises:
-        PenstockError: a record is invalid, or there is no step.
+        PenstockError: there is no step, or a start is invalid.
     """
-    history = gather(records)
+    history = history_of(data)
     kind, words = outcome(history, config)
     head = (
         f'<header><p class="eyebrow">Penstock run</p>'
@@ -76,7 +76,9 @@ def render(
         f'<p class="summary">{escape(_summary(history, config))}</p></header>'
     )
     recipe = folded("Recipe", f'<pre tabindex="0">{escape(toml_text(config))}</pre>')
-    ignored = f" {history.num_ignored:,} records of other kinds are not drawn." if history.num_ignored else ""
+    damaged = (
+        f" {plural(data.num_damaged, 'line')} that are no records are left out." if data.num_damaged else ""
+    )
     parts = (
         head,
         f'<dl class="tiles">{"".join(_tile(figure) for figure in key_figures(history, config))}</dl>',
@@ -88,7 +90,7 @@ def render(
         rows_section(rows),
         _starts(history),
         f"<section>{recipe}{glossary()}</section>",
-        f"<footer>Drawn by <code>penstock report</code> from the files of the run.{ignored}</footer>",
+        f"<footer>Drawn by <code>penstock report</code> from the files of the run.{damaged}</footer>",
     )
     return page(f"{name} · Penstock run", parts)
 

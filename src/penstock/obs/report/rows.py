@@ -8,9 +8,8 @@ from typing import Any
 from penstock.obs.report.charts import embedded
 
 _HOW = (
-    "What a step trained on (documents, learned tokens, text) is not in this file. To have the rows of a "
-    "step in it: `penstock report RUN --rows STEP`, or open the view Rows of the console at the step and "
-    "take the page along from there, which has the losses of tokens too where they were computed."
+    "What a step trained on (documents, learned tokens, text) is not in this file. "
+    "`penstock report RUN --rows STEP` writes the rows of a step into it."
 )
 
 

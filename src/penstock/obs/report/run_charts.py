@@ -12,7 +12,8 @@ import numpy as np
 
 from penstock.core.units import Unit, plural, short
 from penstock.obs.report.charts import Chart, Layer, Mark, dots, line
-from penstock.obs.report.history import REWARDS, Float64, History, MixturePoint
+from penstock.obs.report.history import REWARDS, History, MixturePoint
+from penstock.obs.thin import Float64
 
 Smoothing = Literal["none", "through starts", "between starts"]
 """Metrics smoothed only between starts: speed jumps where the number of processes changes."""

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from penstock.core.units import Unit, duration, flops, mib, short, si
 from penstock.obs.report.charts import window_for
-from penstock.obs.report.history import Float64, History
+from penstock.obs.report.history import History
+from penstock.obs.thin import Float64
 
 Config = Mapping[str, Any]  # Any: a resolved recipe, as JSON holds it
 

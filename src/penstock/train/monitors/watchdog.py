@@ -20,10 +20,10 @@ from pathlib import Path
 from penstock.core import clock
 from penstock.core.errors import PenstockError
 from penstock.core.files import write_json
+from penstock.obs.hang_report import LastWords, diagnose, read_words
 from penstock.obs.metric_names import HANGS_FOLDER
 from penstock.parallel.ethernet.all_to_all import MESSAGES
 from penstock.parallel.flight_recorder import last_collectives
-from penstock.train.monitors.hang_report import LastWords, diagnose, read_words
 
 log = logging.getLogger(__name__)
 

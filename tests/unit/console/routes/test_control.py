@@ -10,18 +10,18 @@ from starlette.testclient import TestClient
 
 from penstock.console.access import ConsoleAccess
 from penstock.console.app import build_app
-from penstock.console.routes import control
 from penstock.console.state import ConsoleState
 from penstock.testing.corpora import write_corpus
 from penstock.train.control.requests import read_request
-from tests.unit.console.runs.test_opened import write_recipe
+from penstock.train.inspect import run_questions
+from tests.console_workers import fork_workers
+from tests.unit.train.inspect.test_recent_run import write_recipe
 
 ORIGIN = "http://127.0.0.1:8400"
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+def run(tmp_path):
     for name in ("web", "code"):
         write_corpus(tmp_path / name, [[1 + i % 9] * 20 for i in range(60)], vocab_size=10)
     (tmp_path / "run").mkdir()
@@ -31,7 +31,8 @@ def run(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def client(run):
+def client(run, monkeypatch):
+    fork_workers(monkeypatch)
     state = ConsoleState([run], ConsoleAccess(control=True))
     with TestClient(build_app(state), base_url=ORIGIN) as found:
         (row,) = found.get("/api/runs").json()["runs"]
@@ -69,13 +70,19 @@ def test_only_what_is_checked_against_the_corpora_needs_them(client, run):
             assert ask(client, kind=kind, **fields).status_code == 400, kind
 
 
-def test_a_stop_is_sent_to_a_job_that_starts_while_its_run_is_marked(client, run, monkeypatch):
-    monkeypatch.setattr(control, "stop_between_starts", lambda _: "It ends before its next start")
-    assert ask(client, kind="stop").json() == {"said": "It ends before its next start"}
+def test_a_stop_is_sent_to_a_job_that_starts_while_its_run_is_marked(run, monkeypatch):
+    asked = {"asked": {"kind": "stop", "reason": ""}, "asked_by": "console"}
+    monkeypatch.setattr(run_questions, "stop_between_starts", lambda _: "It ends before its next start")
+    assert run_questions.send(run, **asked) == {"said": "It ends before its next start"}
     with job(run):
         held = iter((False, True, True, True))
-        monkeypatch.setattr(control, "job_is_running", lambda _: next(held))
-        assert ask(client, kind="stop").json()["running"]
+        monkeypatch.setattr(run_questions, "job_is_running", lambda _: next(held))
+        assert run_questions.send(run, **asked)["running"]
+
+
+def test_what_needs_a_job_is_refused_where_none_runs(client):
+    refused = ask(client, kind="checkpoint")
+    assert (refused.status_code, refused.json()["error"]) == (409, "No job runs on it.")
 
 
 def test_a_folder_that_cannot_be_written_is_a_sentence(client, run):
@@ -84,10 +91,3 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(client, run):
     assert refused.status_code == 500
     assert refused.json()["error"].startswith("A file cannot be read or written: ")
     assert str(run / "control") in refused.json()["error"]
-
-
-def test_a_cache_folder_that_cannot_be_made_is_a_sentence(client, run, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_CACHE", str(run / "metrics.jsonl"))
-    for path in (str(client.base_url).rstrip("/"), "curves?metrics=loss", "ranks"):
-        refused = client.get(path)
-        assert (refused.status_code, "set PENSTOCK_CACHE" in refused.json()["error"]) == (400, True), path

@@ -31,9 +31,8 @@ SPIKES = (7_000, 7_100)
 
 
 @pytest.fixture
-def long(tmp_path, monkeypatch):
+def long(tmp_path):
     """A run whose loss has two spikes near one another, with 20 noisy metrics beside it."""
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     noise = np.random.default_rng(0).normal(0, 0.1, (NUM_STEPS, len(SHARES) + 1)).round(3).tolist()
     records = [
         {"step": step, "loss": 3 + (4 if step in SPIKES else row[-1]), **dict(zip(SHARES, row, strict=False))}
@@ -68,8 +67,7 @@ def test_a_zoom_shows_every_record_of_its_range(long):
         assert zoomed["series"][name] == [record[name] for record in inside]
 
 
-def test_values_at_a_place_are_of_the_last_record_up_to_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+def test_values_at_a_place_are_of_the_last_record_up_to_it(tmp_path):
     records = [{"step": n, "loss": 10.0 - n, "tokens": 8 * n} for n in range(1, 7)]
     records.insert(2, {"step": 2, "validation_loss": 0.5})
     records[-1]["loss"] = None
@@ -86,8 +84,7 @@ def test_values_at_a_place_are_of_the_last_record_up_to_it(tmp_path, monkeypatch
     assert asked(tmp_path / "runs", of="values", metrics="loss", at=1, x="money").status_code == 400
 
 
-def test_more_metrics_than_are_read_at_once_are_refused_and_none_is_left_out(tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+def test_more_metrics_than_are_read_at_once_are_refused_and_none_is_left_out(tmp_path):
     write(tmp_path / "runs" / "one", [{"step": 1, **dict.fromkeys(map(str, range(200)), 2.0)}])
     names = [*map(str, range(200))]
     assert len(asked(tmp_path / "runs", metrics=",".join(names)).json()["series"]) == 200
@@ -95,8 +92,7 @@ def test_more_metrics_than_are_read_at_once_are_refused_and_none_is_left_out(tmp
     assert (refused.status_code, "200 at most" in refused.text) == (400, True)
 
 
-def test_curves_by_money_need_a_price(tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+def test_curves_by_money_need_a_price(tmp_path):
     folder = tmp_path / "runs"
     write(folder / "one", [{"step": n, "loss": 1.0, "device_hours": n / 2} for n in (1, 2, 3)])
     query = {"metrics": "loss", "x": "money"}

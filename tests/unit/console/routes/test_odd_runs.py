@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 from penstock.console.access import ConsoleAccess
 from penstock.console.app import build_app
 from penstock.console.state import ConsoleState
+from tests.console_workers import answer_here
 
 PREVIOUS = Path(__file__).parents[3] / "golden" / "previous" / "run"
 """A run that commit 0d03ec3 wrote (tests/e2e/test_previous_version.py)."""
@@ -21,7 +22,7 @@ NAME = b"caf\xe9"  # Latin-1
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
     """A client of a console over the folder `runs`."""
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    answer_here(monkeypatch)
     (tmp_path / "runs").mkdir()
     state = ConsoleState([tmp_path / "runs"], ConsoleAccess())
     with TestClient(build_app(state), base_url="http://127.0.0.1:8400") as client:
@@ -50,12 +51,6 @@ def test_a_folder_whose_name_is_no_utf_8_is_shown_escaped_and_opens(asked, tmp_p
     run = f"/api/runs/{rows[0]['id']}"
     assert asked.get(f"{run}/curves?metrics=loss").json()["series"]["loss"] == [3, 2]
     assert asked.get(run).json()["recipe"]["run.dir"].endswith("caf\\udce9")
-    for form in ("html", "csv", "parquet"):
-        for path in (f"{run}/export.{form}", f"/api/table.{form}"):
-            assert asked.get(path).status_code == 200, path
-    both = ",".join(row["id"] for row in rows)
-    assert asked.get(f"/api/export.html?runs={both}").status_code == 200
-    assert asked.get(f"/api/export.parquet?runs={both}").status_code == 200
     with_other = asked.get(f"{run}/compare", params={"with": rows[1]["id"]})
     assert with_other.status_code == 200
 
@@ -99,8 +94,6 @@ def test_a_run_of_an_older_version_opens_in_every_view_that_needs_no_model(asked
     assert asked.get(f"{run}/ranks").json()["steps"] == []
     assert asked.get(f"{run}/answers").json() == {"steps": [], "prompts": []}
     assert asked.get(f"{run}/checkpoints").json()["steps"] == [3]
-    for form in ("html", "csv", "parquet"):
-        assert asked.get(f"{run}/export.{form}").status_code == 200, form
 
 
 def test_a_folder_that_is_no_run_is_not_among_the_runs(asked, tmp_path):
@@ -110,7 +103,7 @@ def test_a_folder_that_is_no_run_is_not_among_the_runs(asked, tmp_path):
     (runs / "metrics.jsonl-old").write_text("{}")
     (runs / "linked").symlink_to(runs)
     assert asked.get("/api/runs").json() == {"runs": []}
-    for path in ("", "/curves?metrics=loss", "/ranks", "/export.csv", "/checkpoints", "/answers"):
+    for path in ("", "/curves?metrics=loss", "/ranks", "/checkpoints", "/answers"):
         answer = asked.get(f"/api/runs/0123456789abcdef{path}")
         assert (answer.status_code, "There is no such run" in answer.json()["error"]) == (404, True), path
 
@@ -126,23 +119,6 @@ def test_a_folder_whose_files_are_no_records_is_shown_without_a_step(asked, tmp_
     opened = asked.get(run).json()
     assert (opened["damaged_lines"], opened["metrics"], opened["recipe"]) == (3, [], {})
     assert asked.get(f"{run}/curves?metrics=loss").json()["x"] == []
-    refused = asked.get(f"{run}/export.csv")
-    assert (refused.status_code, "has not recorded a step yet" in refused.json()["error"]) == (400, True)
-    assert asked.get(f"{run}/export.html").status_code == 400
-
-
-def test_a_run_without_records_has_no_report_yet(asked, tmp_path):
-    (tmp_path / "runs" / "new" / "starts").mkdir(parents=True)
-    (run,) = asked.get("/api/runs").json()["runs"]
-    found = asked.get(f"/api/runs/{run['id']}/export.html")
-    assert (found.status_code, "no records" in found.text) == (400, True)
-
-
-def test_a_start_on_no_rank_is_refused_as_broken(asked, tmp_path):
-    write(tmp_path / "runs" / "odd", {**START, "ranks": 0}, *STEPS)
-    (run,) = asked.get("/api/runs").json()["runs"]
-    found = asked.get(f"/api/runs/{run['id']}/export.html")
-    assert (found.status_code, "a start of 0 ranks" in found.text) == (400, True)
 
 
 def test_a_reply_that_nobody_numbered_is_passed_over(asked, tmp_path):

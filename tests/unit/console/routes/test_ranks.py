@@ -7,13 +7,12 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from tests.unit.train.monitors.test_hang_report import words
+from tests.unit.obs.test_hang_report import words
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(tmp_path):
     """A run of two ranks whose second start is on other hosts."""
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "runs" / "first"
     folder.mkdir(parents=True)
     records = [{"event": "start", "step": 0, "ranks": 2, "time": "1970-01-01T00:00:00+00:00"}]

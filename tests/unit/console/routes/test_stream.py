@@ -14,10 +14,10 @@ import uvicorn
 from penstock.console.access import ConsoleAccess
 from penstock.console.app import build_app
 from penstock.console.routes import stream
-from penstock.console.runs import discover
-from penstock.console.runs.discover import FoundRun
-from penstock.console.runs.run_files import LocalFiles
 from penstock.console.state import ConsoleState
+from penstock.obs.run_data import discover
+from penstock.obs.run_data.discover import FoundRun
+from penstock.obs.run_data.run_files import LocalFiles
 
 STILL_HERE = ("comment", "still here")
 
@@ -89,7 +89,6 @@ def take_until(events, is_last):
 
 @pytest.fixture
 def console(tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(stream, "_LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(discover, "_AGAIN_S", 0.0)
     (tmp_path / "runs").mkdir()

@@ -12,8 +12,7 @@ MEMORY = "memory-steps-3-to-3-rank-00000.pickle"
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+def run(tmp_path):
     folder = tmp_path / "runs" / "first"
     (folder / "traces").mkdir(parents=True)
     (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 3.0}\n')

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from penstock.obs.report.compare import ComparedRun, render_comparison
-from penstock.obs.report.history import gather
+from tests.run_records import gather
 from tests.unit.obs.html_elements import Elements, charts_of, layers_of
 
 RECIPE = {"run": {"dir": "a", "steps": 40}, "optim": {"learning_rate": 0.1}, "compute": "float32"}

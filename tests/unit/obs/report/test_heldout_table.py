@@ -2,8 +2,8 @@
 
 import re
 
-from penstock.obs.report.history import gather
 from penstock.obs.report.html import heldout_table
+from tests.run_records import gather
 
 STEP = {"step": 1, "tokens": 8, "loss": 7.0}
 VALIDATION = {

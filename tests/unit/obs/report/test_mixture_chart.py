@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.obs.report.history import gather
 from penstock.obs.report.run_charts import mixture_chart
+from tests.run_records import gather
 
 
 def records(steps, *, shares, changes=()):

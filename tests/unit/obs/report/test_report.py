@@ -11,6 +11,7 @@ import pytest
 from penstock.core.errors import PenstockError
 from penstock.obs.metric_names import METRICS
 from penstock.obs.report.report import render
+from tests.run_records import data_of
 from tests.unit.obs.html_elements import Elements, charts_of, layers_of
 
 CONFIG = {
@@ -53,7 +54,7 @@ def records(number=60, *, ranks=(2,)):
 
 
 def page(run=None, config=CONFIG, **others):
-    return render(records() if run is None else run, config, name="first", **others)
+    return render(data_of(records() if run is None else run), config, name="first", **others)
 
 
 def words(text):
@@ -151,7 +152,7 @@ def test_names_from_files_cannot_become_markup():
         step_record(1, corpus_tokens={evil: 1, "b": 2}),
     ]
     config = {"run": {"dir": evil}, "model": {"model_type": evil}, evil: {evil: evil}}
-    text = render(run, config, name=evil, references={evil: 6.0})
+    text = render(data_of(run), config, name=evil, references={evil: 6.0})
     assert "img" not in {tag for tag, _ in Elements(text.replace("<!doctype html>", "")).found}
     assert text.count("&lt;img src=x onerror=&quot;alert(1)&quot;&gt;$name") >= 6
 
@@ -198,8 +199,8 @@ def test_a_spike_makes_the_axis_logarithmic():
     assert not charts_of(page())["grad-norm"]["log"]
 
 
-def test_records_of_other_kinds_are_admitted():
-    assert "1 records of other kinds are not drawn" in page([*records(), {"event": "coffee"}])
+def test_lines_that_are_no_records_are_admitted():
+    assert "1 line that are no records are left out" in page([*records(), {"event": "coffee"}])
 
 
 def test_a_run_without_steps_is_an_error():

@@ -2,8 +2,8 @@
 
 import re
 
-from penstock.obs.report.history import gather
 from penstock.obs.report.html import trouble
+from tests.run_records import gather
 
 
 def step(number):
@@ -39,4 +39,4 @@ def test_hundreds_of_skipped_steps_are_cut_to_the_last():
 
 def test_a_rank_that_is_often_slow_is_listed_with_how_slow_it_was():
     text = said(*(ranks(n, 3, slowest_s=1.0 + n) for n in range(1, 4)), ranks(9, 0, slowest_s=1.0))
-    assert text.endswith("3 3 of 4 4.00")
+    assert text.endswith("3 3 4.00")

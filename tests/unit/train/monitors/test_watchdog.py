@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core import clock
 from penstock.train.monitors.watchdog import Watchdog
-from tests.unit.train.monitors.test_hang_report import words
+from tests.unit.obs.test_hang_report import words
 
 HANG_S = 6.0
 

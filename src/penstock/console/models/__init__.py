@@ -1,1 +1,0 @@
-"""Checkpoints of runs, opened on request: to answer, and to score rows."""

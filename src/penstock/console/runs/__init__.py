@@ -1,1 +1,0 @@
-"""Runs as the console reads them: discovery, table rows, columns, events."""

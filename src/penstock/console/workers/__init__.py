@@ -1,0 +1,1 @@
+"""Processes that the console starts for what needs the trainer's or the engine's code."""
