@@ -72,7 +72,7 @@ def _numeric(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
 
 
 def _is_numeric(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _as_numbers(column: pa.ChunkedArray) -> Float64:

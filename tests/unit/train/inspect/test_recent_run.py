@@ -4,14 +4,14 @@ import gc
 import weakref
 
 import pytest
-from penstock.train.inspect.recent_run import RecentRun
 
 from penstock.core import config
 from penstock.core.errors import PenstockError
 from penstock.core.files import write_json
-from penstock.train.inspect import recent_run
 from penstock.testing.corpora import write_corpus
 from penstock.train.control.requests import ControlReply, answer
+from penstock.train.inspect import recent_run
+from penstock.train.inspect.recent_run import RecentRun
 from penstock.train.recipe.load import build_recipe
 from tests.launched import wait_until
 
