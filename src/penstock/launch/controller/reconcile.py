@@ -124,11 +124,24 @@ class Reconciler:
         return decision
 
     def _make_key(self, run: Mapping[str, Any], spec: RunSpec) -> None:
-        """Make the key of the run's rendezvous; that of an earlier start, which only pods can read, stays."""
-        if has_key(spec):
-            secret = key_secret(spec, self.cluster.namespace, new_key())
-            secret["metadata"]["ownerReferences"] = [_owner(run)]
-            self.cluster.create(secret)
+        """Make the key of the run's rendezvous; that of an earlier start stays.
+
+        The operator may not read Secrets, so the run's status says that the key is its own: before the key is
+        made, as the operator may die in between.
+
+        Raises:
+            UsageError: the Secret is there, and this run did not make it: its maker knows the key.
+        """
+        if not has_key(spec):
+            return
+        name, is_made = run["metadata"]["name"], bool((run.get("status") or {}).get("hasKey"))
+        secret = key_secret(spec, self.cluster.namespace, new_key())
+        secret["metadata"]["ownerReferences"] = [_owner(run)]
+        if not is_made:
+            self.cluster.set_status(API, KIND, name, {"hasKey": True})
+        if not self.cluster.create(secret) and not is_made:
+            self.cluster.set_status(API, KIND, name, {"hasKey": None})
+            raise UsageError(clash_of(secret))
 
     def _delete_policy(self, run: Mapping[str, Any]) -> None:
         """Delete the NetworkPolicy of an earlier start: the run owns it, so no collector comes for it."""
