@@ -1,8 +1,8 @@
-"""Write what never ran on the hardware it is for into docs/limits.md; `--check` only compares.
+"""Write what never ran on its hardware into docs/limits.md, and what did into docs/results.md.
 
 The features are in benchmarks/data/unproven.toml. For each, the newest result of the GPU kit that has its
 rows (benchmarks/results/gpu-DATE.json) decides between "never" and a date. Run as
-`python -m tools.unproven`.
+`python -m tools.unproven`; `--check` only compares.
 """
 
 import ast
@@ -142,28 +142,47 @@ def rounded(count: int) -> int:
     return round(count, 2 - len(str(count)))
 
 
-def section(features: Sequence[Feature], results: Sequence[Result], sources: Path) -> str:
-    """Return the part of the page between the marks."""
+def never_section(features: Sequence[Feature], results: Sequence[Result]) -> str:
+    """Return the part of docs/limits.md between the marks: the features that never ran."""
     never = [feature for feature in features if last_run(feature, results) == NEVER]
     lines = [
         "## Never run on the hardware it is for",
         "",
-        f"{len(never)} of these {len(features)} features never ran on the hardware they are for: they are",
-        "written, type-checked, and tested as far as a CPU can. `make gpu` proves on one GPU what it can",
-        "(benchmarks/README.md); the newest result with a feature's rows is what this table says of it.",
-        "Lines of code are rounded.",
+        f"{len(never)} of {len(features)} features never ran on the hardware they are for. They are",
+        "type-checked, and tested as far as a CPU can.",
+        "The others are in [results](results.md#features-that-ran-on-a-gpu).",
         "",
-        "| feature | for | lines | last run | figure |",
+        "| feature | needs |",
+        "|---|---|",
+    ]
+    for feature in never:
+        kit = "" if feature.proof else "; `make gpu` does not test it"
+        lines.append(f"| {described(feature)} | {feature.hardware}{kit} |")
+    return "\n".join(lines) + "\n"
+
+
+def ran_section(features: Sequence[Feature], results: Sequence[Result], sources: Path) -> str:
+    """Return the part of docs/results.md between the marks: features that ran, the last run, a figure."""
+    lines = [
+        "## Features that ran on a GPU",
+        "",
+        "`make gpu` proves these on one GPU. The table shows the newest result that has a feature's rows,",
+        "and rounded lines of code.",
+        "",
+        "| feature | needs | lines | last run | figure |",
         "|---|---|---|---|---|",
     ]
-    order = [*never, *(feature for feature in features if feature not in never)]
-    for feature in order:
-        lines_there = rounded(sum(lines_of(where, sources) for where in feature.files))
-        what = f"{feature.what}. {feature.why}" if feature.why else feature.what
-        ran, figure = last_run(feature, results), figure_of(feature, results)
-        kit = "" if feature.proof else ", not by the kit"
-        lines.append(f"| {what} | {feature.hardware} | {lines_there:,} | {ran}{kit} | {figure} |")
+    for feature in features:
+        if (ran := last_run(feature, results)) != NEVER:
+            size = rounded(sum(lines_of(where, sources) for where in feature.files))
+            figure = figure_of(feature, results)
+            lines.append(f"| {described(feature)} | {feature.hardware} | {size:,} | {ran} | {figure} |")
     return "\n".join(lines) + "\n"
+
+
+def described(feature: Feature) -> str:
+    """Return what a feature is, and what else is to be known of it."""
+    return f"{feature.what}. {feature.why}" if feature.why else feature.what
 
 
 def replaced(page: str, new: str) -> str:
@@ -175,23 +194,26 @@ def replaced(page: str, new: str) -> str:
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise SystemExit(f"docs/limits.md lacks the lines {BEGIN!r} and {END!r}: put them back")
+        raise SystemExit(f"the page lacks the lines {BEGIN!r} and {END!r}: put them back")
     return f"{before}{BEGIN}\n\n{new}\n{END}{after}"
 
 
 def main() -> int:
-    """Write or check the page."""
-    target = ROOT / "docs" / "limits.md"
+    """Write or check the pages."""
     features = features_of((ROOT / "benchmarks" / "data" / "unproven.toml").read_text())
     results = results_in(ROOT / "benchmarks" / "results")
-    text = replaced(target.read_text(), section(features, results, ROOT / "src" / "penstock"))
-    if "--check" in sys.argv:
-        if target.read_text() == text:
-            return 0
-        print("docs/limits.md is out of date: run `make format`")
-        return 1
-    target.write_text(text)
-    return 0
+    parts = {
+        "docs/limits.md": never_section(features, results),
+        "docs/results.md": ran_section(features, results, ROOT / "src" / "penstock"),
+    }
+    pages = {name: replaced((ROOT / name).read_text(), part) for name, part in parts.items()}
+    changed = [name for name, page in pages.items() if (ROOT / name).read_text() != page]
+    for name in changed:
+        if "--check" in sys.argv:
+            print(f"{name} is out of date: run `make format`")
+        else:
+            (ROOT / name).write_text(pages[name])
+    return int("--check" in sys.argv and bool(changed))
 
 
 if __name__ == "__main__":
