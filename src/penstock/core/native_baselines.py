@@ -1,4 +1,7 @@
-"""Baselines: named sets of CPU instructions, so that a library can be compiled ahead for machines unseen."""
+"""Baselines: named sets of CPU instructions, so that a library can be compiled ahead for machines unseen.
+
+One library that chooses at run time is no alternative: the kernels are templates over vector widths.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,7 +6,7 @@ widened into the batch once; labels are the same tokens shifted by one, correcte
 Page faults make a fresh megabyte slower to allocate than to fill, and the allocator returns large blocks to
 the system as soon as a batch is dropped. So buffers are kept, and one is reused once nothing but this pool
 refers to it: an array, a view of it, or a tensor made from either keeps its buffer in use. This reads
-CPython's reference counts, under its global lock.
+CPython's reference counts, under its global lock. A ring of buffers would overwrite batches that are in use.
 """
 
 import sys

@@ -3,7 +3,7 @@
 pyarrow tells the address of a buffer in memory, not its place in a file. So it reads each message in
 reserved memory as large as the file, which holds the message's metadata and zeros where its values would be.
 The distance of a buffer from the start of that memory is its distance from the start of the message in the
-file. Only metadata is read, of local and remote files alike, and damaged values do no harm (ADR 51). An Arrow
+file. Only metadata is read, of local and remote files alike, and damaged values do no harm. An Arrow
 file is a stream between its magic and its footer, and read as one.
 
 Values are read in place: buffers that are compressed are refused

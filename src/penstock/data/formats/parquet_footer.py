@@ -1,6 +1,6 @@
 """The counts in a Parquet file's footer: rows, values and nulls of one column, by row group.
 
-Read here and not through pyarrow, whose accessors of a damaged footer end the process (ADR 51). The footer is
+Read here and not through pyarrow, whose accessors of a damaged footer end the process. The footer is
 Thrift's compact protocol without maps, sets and UUIDs (github.com/apache/parquet-format, parquet.thrift).
 """
 

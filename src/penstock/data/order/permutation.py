@@ -199,7 +199,7 @@ def choose_geometry(num_tokens: int, *, sequence_length: int, longest: int = 0) 
 
     A corpus of at most 16 of the smallest blocks is a single pool: a perfect document shuffle. Up to a
     quarter of the lanes is given up to fill the last group of pools: a nearly empty group would end the epoch
-    with samples from few blocks (docs/adr/0010).
+    with samples from few blocks.
 
     Args:
         longest: largest sequence length planned for the run; blocks are sized for it from the start.

@@ -1,10 +1,11 @@
 """Packed pool: the documents of a pool's blocks, shuffled and placed into rows, split or whole.
 
 With the packing "whole", a document belongs to the pool in whose blocks it starts; a longer one is read
-beyond them. The number of rows is known only after packing, so all pools are packed once, on the first access
-to the order: the result is a table with one row per pool, and sample k is a search in its cumulative sum. A
-pool has the same blocks in every epoch and the count does not depend on the order of the documents, so the
-table serves all epochs; documents and rows are reshuffled in each (docs/adr/0012).
+beyond them. The number of rows is known only after packing, so all pools are packed once, on the first
+access to the order: the result is a table with one row per pool, and sample k is a search in its cumulative
+sum. A pool has the same blocks in every epoch and the count does not depend on the order of the documents,
+so the table serves all epochs; documents and rows are reshuffled in each. A fixed budget of rows a pool
+would be half empty.
 
 A document longer than a row is truncated, dropped, or refused (`overlong`). After a change of the
 sequence length all documents that were not served yet are packed again, so one that was too long may fit.

@@ -8,7 +8,8 @@ draft also rejects those after it.
 So an answer is token for token the answer without drafts, for every seed and any drafts. A draft x is
 accepted with probability p(x), as in the rejection sampling of Leviathan et al. (arXiv:2211.17192) and Chen
 et al. (arXiv:2302.01318) for deterministic drafts; that the drafter cannot change an answer is the coupling
-of Daliri, Musco and Suresh (arXiv:2408.07978). See docs/adr/0030.
+of Daliri, Musco and Suresh (arXiv:2408.07978). Sampled drafts with rejection sampling would make a seed's
+answer depend on the drafter.
 """
 
 import logging

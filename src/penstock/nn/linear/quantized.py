@@ -7,7 +7,7 @@ Both are weight-only: tokens stay as they are, codes are widened inside the prod
 scale (Dettmers et al., "LLM.int8()", NeurIPS 2022, without its outliers), for CPUs that multiply integers.
 Sums of integers are exact, so the C++ operator and plain PyTorch give the same numbers, for any batch.
 float8: for GPUs with such instructions, scales per output and per token (nn/linear/float8.py).
-torchao is not used: its layers bring no kernel that a CPU without AMX runs faster (ADR 0028).
+torchao is not used: its layers bring no kernel that a CPU without AMX runs faster.
 """
 
 from functools import cache

@@ -3,7 +3,7 @@
 // Queries and weights become whole numbers of 16 bits times a scale, within 2^-16 of a row's largest, and these two
 // digits of 8 bits with a sign: 256 * high + low. The instruction multiplies 4 unsigned by 4 signed bytes and adds them to an
 // int32, so codes are shifted by 128, and 128 times the sum of the other side is taken off. To widen each code instead
-// took twice the instructions, and those, not memory, were the limit (ADR 0042).
+// took twice the instructions, and those, not memory, were the limit.
 #pragma once
 
 #include "attention_few.h"

@@ -3,7 +3,7 @@
 //
 // A page holds the positions of one head after those of another, and heads are read in that order: a vector of keys of one,
 // the same keys of the next, and when the page ends the next page. Head after head over all pages was a piece of
-// 2 KiB here and one there, where the CPU cannot guess on, and took 1.4 to 2 times as long (ADR 0033).
+// 2 KiB here and one there, where the CPU cannot guess on, and took 1.4 to 2 times as long.
 #pragma once
 
 #include "attention_task.h"

@@ -1,14 +1,14 @@
 // Many tokens of a step in chunks, each of which one thread takes through one block at a time.
 //
 // Threads that meet after every product are as fast as the one that another program keeps from its core: a core that is
-// shared half and half halved the whole step (ADR 0049). Chunks of different sequences need nothing of each other, and
+// shared half and half halved the whole step. Chunks of different sequences need nothing of each other, and
 // of one sequence a later chunk needs the keys and values of the one before it, block by block. So there are no
 // meetings: a free thread takes the chunk that is furthest behind, and one that is late is late with one block of
 // one chunk. All chunks are within a few blocks of each other, so that a block's matrices come from memory once and
 // then from the cache.
 //
 // Matrix tiles compute so fast that most of a product's time is reading its matrix: with them chunks are larger, and a step
-// of fewer tokens than some such chunks is computed by all threads together (ADR 0052).
+// of fewer tokens than some such chunks is computed by all threads together.
 //
 // No token's result depends on what is computed beside it, so neither the cut nor who computes what changes a bit.
 #pragma once

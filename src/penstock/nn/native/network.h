@@ -2,7 +2,7 @@
 //
 // The phases are those of the operators (norm.h, product.h, rotary.h, attention.h, gate.h), to the same bits;
 // threads meet after each. Waking them for each phase, nine times a block, took a third of a step's time of a
-// small model, and so did what Python did between blocks (ADR 0033).
+// small model, and so did what Python did between blocks.
 //
 // Adapters come after each product (adapted.h).
 //
