@@ -52,6 +52,8 @@ check: setup          ## format, lint, types, layers, sizes, links
 	python -m tools.reference --check
 	python -m tools.crd --check
 	python -m tools.links
+	python -m tools.wrapped
+	python -m tools.words
 	python -m tools.null_gpu --check
 	python -m tools.soak --check
 	mypy
@@ -59,7 +61,6 @@ check: setup          ## format, lint, types, layers, sizes, links
 format: setup
 	ruff format .
 	ruff check --fix .
-	python tools/code_map.py
 	python -m tools.unproven
 	python -m tools.reference
 	python -m tools.crd

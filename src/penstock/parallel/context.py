@@ -3,12 +3,10 @@
 Everything else in a decoder is per token. Attention gets the rest of the row in one of two ways:
 
     all_gather   keys and values of all slices are gathered; this rank's queries attend to those up to theirs.
-    Any number
-                 of heads; sends 2 x key-value heads per token (as in Llama 3, arXiv:2407.21783).
+                 Any number of heads; sends 2 x key-value heads per token (as in Llama 3, arXiv:2407.21783).
     ulysses      heads are exchanged for tokens, so a rank attends over whole rows with some heads, and the
-    result is
-                 exchanged back (Jacobs et al., DeepSpeed-Ulysses, arXiv:2309.14509). Sends each query, key,
-                 value and output once; works with the unchanged fast kernels.
+                 result is exchanged back (Jacobs et al., DeepSpeed-Ulysses, arXiv:2309.14509). Sends each
+                 query, key, value and output once; works with the unchanged fast kernels.
 
 Rows hold documents, and a token attends within its own: `cu_seqlens` is that of whole rows on every rank.
 Slices are equal and in order, so with all_gather the last rank computes most.

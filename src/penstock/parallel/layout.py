@@ -38,8 +38,7 @@ class ParallelConfig:
     rest."""
     tensor: int = 1
     """Tensor parallelism: ranks that share each matrix, and between matrices the tokens of a row. They
-    communicate in every
-    layer: keep them within one machine."""
+    communicate in every layer: keep them within one machine."""
     context: int = 1
     """Context parallelism: ranks that share each row, for rows too long for one."""
     context_rule: ContextRule = "all_gather"

@@ -7,13 +7,11 @@ increase it. So ranks agree through the store itself:
 
     rank r   first increments its arrival counter: this process is arrival n of rank r
     rank 0   names the attempt after its own arrival, and writes the name for the newest arrival of every
-    rank, again for
-             one that arrives later, until each has answered
+             rank, again for one that arrives later, until each has answered
     rank r   waits for the name written for arrival n of rank r, and answers
 
 Only process n reads what is written for n. This holds if a supervisor stops all ranks before it restarts
-them, as torchrun
-does: otherwise a waiting rank 0 would include a newly started rank in its own attempt.
+them, as torchrun does: otherwise a waiting rank 0 would include a newly started rank in its own attempt.
 
 Penstock's own launcher makes a new file for each attempt: its ranks need not agree.
 """
@@ -120,7 +118,7 @@ def _answer(store: Store, who: Ranks, arrival: int, timeout_s: float) -> str:
     key = f"attempts/{who.rank}/{arrival}"
     if not _comes(store, [key], timeout_s):
         raise PenstockError(
-            f"Rank {who.rank} of {who.world_size} waited {timeout_s:.0f} s for the first rank in vain",
+            f"Rank {who.rank} of {who.world_size} had no answer from the first rank in {timeout_s:.0f} s",
             fix="See the messages of rank 0.",
         )
     name: str = store.get(key).decode()

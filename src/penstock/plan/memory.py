@@ -4,8 +4,7 @@ Memory is computed at the moments at which it can be highest, and the maximum is
 
     loss        all blocks have kept their activations; the logits of a chunk, the output matrix's gradient
     backward    in the block computed last, or the one before: its kept or recomputed activations, its
-    gradients,
-                its gathered parameters and the next ones, the buffers of the reduction before
+                gradients, its gathered parameters and the next ones, the buffers of the reduction before
     reduction   of the embedding and the output matrix, which come last and are the largest unit
     update      the optimizer's temporaries
 

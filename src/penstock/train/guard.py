@@ -1,10 +1,11 @@
 """Step guard: steps with a non-finite or jumping loss or gradient are skipped; pure, no torch.
 
 A skipped step leaves the weights unchanged and its data is not used again. If too many come together, their
-cause is
-older: the run rewinds to a checkpoint before them and leaves out the data in between, as was done by hand for
-    PaLM
-(Chowdhery et al., JMLR 2023, section 5.1). All ranks decide alike, from equal numbers.
+cause is older: the run rewinds to a checkpoint before them and leaves out the data in between, as was done by
+hand for PaLM (Chowdhery et al., JMLR 2023, section 5.1). All ranks decide alike, from equal numbers.
+
+Jumps are refused only if the recipe says by how much: no ratio suits both a warm-up and a long run, and a
+wrong skip loses data silently.
 """
 
 import math

@@ -14,12 +14,15 @@ OSDI 2024). A step is filled in this order:
 `Scheduler` decides which sequences run; `Running` allocates and releases their blocks.
 
 Liveness: the running sequence that is first by (priority, id) always has a share, because it is preempted
-    last and no
-request is accepted that would not fit alone. So it finishes, and the next one is first. The first waiting
-sequence is admitted before any other, at the latest when all running ones have finished.
+last and no request is accepted that would not fit alone. So it finishes, and the next one is first. The
+first waiting sequence is admitted before any other, at the latest when all running ones have finished.
 
 Blocks for all known tokens are allocated on admission, so a prompt never stops half-way for lack of blocks;
 later a sequence allocates one whenever its last block is full.
+
+Rejected: swapping blocks to memory (on CPUs they are there, on GPUs recomputation is often as fast); ageing
+of priorities (background work would become foreground under load); admitting a request past one that does
+not fit (long prompts would wait for ever); a radix tree for prefixes (hashes find the same blocks).
 """
 
 import heapq

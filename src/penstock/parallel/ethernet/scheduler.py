@@ -2,13 +2,12 @@
 
 Five techniques, all exact (docs/explanation/ethernet.md has gains and costs):
 
-        window      the next units are gathered while one computes, within a limit of bytes; those at the end
-        of a pass stay,
-                    because the next pass begins with them
-        behind      gradients are reduced during the backward pass, and waited for at the step's end
-        keep        within a budget, units stay gathered through a step's micro-batches and are reduced once
-        schedule    each block processes all micro-batches before the next: one gather per direction, one
-        reduction hierarchy   replicas of shards are averaged once a step; distant ranks communicate least
+    window      the next units are gathered while one computes, within a limit of bytes; those at the end
+                of a pass stay, because the next pass begins with them
+    behind      gradients are reduced during the backward pass, and waited for at the step's end
+    keep        within a budget, units stay gathered through a step's micro-batches and are reduced once
+    schedule    each block processes all micro-batches before the next: a gather per direction, one reduction
+    hierarchy   replicas of shards are averaged once a step; distant ranks communicate least
 
 On GPUs FSDP2 has streams for all of this and only gets its window, what to keep and when to average replicas.
 On CPUs its collectives block, so it gets others. In both cases the order of a rank's collectives follows from
