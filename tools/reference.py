@@ -74,13 +74,13 @@ API: Mapping[str, tuple[str, str, Mapping[str, Sequence[str]]]] = {
 }
 """Page -> title, first sentence, and the public names by module; none: all that the module defines."""
 
-PRESET = "Name of a published shape ([presets](presets.md)); keys beside it change it."
+PRESET = "Name of a published shape ([presets](presets.md)); other keys of the section override its values."
 
 COMMANDS = """\
 # Commands
 
 `penstock --version` prints the version, `--debug` after any command shows the traceback of an error, and
-`--help` prints what stands here.
+`--help` prints this reference.
 
 """
 EXIT_CODES = """\
@@ -108,7 +108,7 @@ PRESETS_PAGE = """\
 # Presets
 
 `model.preset` in a recipe names one of these shapes; other keys of `[model]` change it, and a key set to
-`"none"` takes away what the preset has. What they are held against: docs/explanation/models.md.
+`"none"` takes away what the preset has. docs/explanation/models.md says how they are tested.
 
 """
 HTTP = """\

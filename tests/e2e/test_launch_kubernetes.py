@@ -103,7 +103,7 @@ def test_a_run_is_resized_and_cancelled_after_saving(kubernetes, launch, tmp_pat
     assert "2 running" in said
     assert f"start 1 of this node, newest checkpoint {step}" in said, said
     cancelled = penstock("launch", "cancel", "resized", cwd=tmp_path)
-    assert "deleted, after its pods were asked to save" in cancelled.stdout, cancelled.stderr
+    assert "deleted, after a save request to its pods" in cancelled.stdout, cancelled.stderr
     assert pods_of(found, "resized") == []
     accounts = audit_of_pods(runs / "resized")
     assert (accounts["samples"], accounts["faults"]) == (accounts["steps"] * 12, [])

@@ -52,7 +52,7 @@ def test_nodes_come_go_and_die_and_every_sample_is_trained_on_once(corpus, tmp_p
     assert "launched for 1:3 nodes (got '7'). Give a number in that range" in " ".join(said.split())
     said = run_cli("launch", "status", run).stdout
     assert "ENDED" in said
-    assert "asked to stop by SIGTERM" in said
+    assert "stop requested by SIGTERM" in said
 
 
 def test_records_of_lost_steps_are_not_taken_for_steps_of_the_next_start(tmp_path):

@@ -243,7 +243,7 @@ def test_a_run_is_resized_after_a_save_and_deleted_while_its_operators_are_kille
     assert kubernetes.status("resized")["starts"] == 2
     told = kubernetes.events("resized")
     assert [reason for reason, _ in told].count("Starting") == 2
-    assert ("Stopping", "from 1 to 2 nodes: save, and go on with them") in told
+    assert ("Stopping", "from 1 to 2 nodes: save, and continue with them") in told
 
     kubernetes.delete("resized")
     kubernetes.kill_operators(3, seed=2)

@@ -277,7 +277,7 @@ def test_pickled_weights_are_refused(llama):
 
 def test_an_index_that_points_outside_its_folder_is_refused(llama):
     (llama[0] / "model.safetensors.index.json").write_text('{"weight_map": {"x": "../x.safetensors"}}')
-    with pytest.raises(ModelError, match=r"not beside it .*Download the whole folder again"):
+    with pytest.raises(ModelError, match=r"missing in its folder .*Download the whole folder again"):
         load_pretrained(llama[0])
 
 

@@ -155,7 +155,7 @@ def test_a_dead_card_has_a_name_and_unmeasured_pairs_are_told_when_the_time_is_s
     assert [line for line in lines(report, "red") if "Nothing passes" in line] == [
         "Nothing passes to or from eth1 of node 1"
     ]
-    assert any("were not measured, for want of time" in line for line in lines(report, "yellow"))
+    assert any("were not measured, because the time ran out" in line for line in lines(report, "yellow"))
     assert [outlier["node"] for outlier in report["outliers"]] == [1]
 
 

@@ -90,7 +90,7 @@ def names_in_index(index: Path) -> dict[Path, set[str]]:
     """Return the tensor names stored in each file that an index names.
 
     Raises:
-        ModelError: the index is damaged, or names a file that is not beside it.
+        ModelError: the index is damaged, or names a file that is missing in its folder.
     """
     files: dict[Path, set[str]] = {}
     weight_map = load_json(index).get("weight_map")
@@ -100,7 +100,7 @@ def names_in_index(index: Path) -> dict[Path, set[str]]:
         path = index.parent / str(file)
         if Path(str(file)).name != file or not path.is_file():
             fix = "Download the whole folder again."
-            raise ModelError(f"{index} names a file that is not beside it", got=file, fix=fix)
+            raise ModelError(f"{index} names a file that is missing in its folder", got=file, fix=fix)
         files.setdefault(path, set()).add(name)
     return files
 

@@ -343,7 +343,7 @@ class Saver:
             )
         if dist.get_rank() == 0:
             log.warning(
-                "checkpoint %s could not be written: %s; training goes on, and the next save tries again "
+                "checkpoint %s could not be written: %s; training continues, and the next save retries "
                 "(failures=%d of %d)",
                 url, outcome.reason, self._failures, self._keeping.max_failures,
             )  # fmt: skip

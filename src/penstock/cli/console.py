@@ -1,4 +1,4 @@
-"""Watch runs in a browser while they go on, and compare them; with --control, change them too.
+"""Watch and compare runs in a browser while they train; with --control, change them too.
 
 RUNS are folders of runs, or folders that hold them; also addresses of copies in object stores (s3://, gs://,
 az://; https:// of one run), which are only read. The console listens on this machine only and keeps no
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="price of a device for an hour; default: the recipe's",
     )
     add("--control", action="store_true", help="allow requests to running jobs")
-    add("--key-file", type=Path, metavar="FILE", help="one `name key` a line; browsers are asked for a key")
+    add("--key-file", type=Path, metavar="FILE", help="one `name key` a line; browsers ask for a key")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -2,16 +2,16 @@
 
 Without a request: the present mixture, what was served, all changes so far and planned ones.
 
-A request is a file in RUN/control/. The running job applies it after its present step, on all its processes
-at once, and the run's record tells who asked. If no job runs, the next start applies it, except --save,
+A request is a file in RUN/control/. The running job applies it after its current step, on all its processes
+at once, and the run's record names the requester. If no job runs, the next start applies it, except --save,
 --stop and --islands. A job that was killed since its last checkpoint applies it again at the same step.
 Samples keep their order.
 
 --stop saves and ends the job. The command that started it resumes it; so does an engine that starts jobs
-again which end with 75 (torchrun). A run of `penstock launch` stops for good. If it trains nothing now, as it
-waits or starts again, it ends before its next start.
---weights gives corpora that share of the samples; the others keep their proportions in the rest. Weights and
-a batch size last until the recipe plans others. The learning rate does not change with the batch size.
+again which end with 75 (torchrun). A run of `penstock launch` stops for good. If it trains nothing now, as
+it waits or starts again, it ends before its next start.
+--weights gives corpora that share of the samples; the others keep their proportions in the rest. Weights
+and a batch size last until the recipe plans others. The learning rate does not change with the batch size.
 --islands needs a job of `penstock train --processes` with outer.min_islands in its recipe. After the next
 full sync the job saves, and restarts with the processes that the new number needs.
 

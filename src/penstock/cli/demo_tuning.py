@@ -147,7 +147,7 @@ def _call_a_tool(address: str) -> None:
     calls = [call["function"] for call in message.get("tool_calls") or []]
     if not calls:
         raise PenstockError("The tuned model did not call the tool", got=message.get("content"))
-    print(f"{text} -> {calls[0]['name']}({calls[0]['arguments']}), asked {how}", flush=True)
+    print(f"{text} -> {calls[0]['name']}({calls[0]['arguments']}), {how}", flush=True)
 
 
 def _asked(address: str, body: dict[str, Any]) -> dict[str, Any]:

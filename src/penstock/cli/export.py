@@ -1,8 +1,8 @@
 """Export a checkpoint as a Hugging Face folder, for transformers and vLLM; an adapter as a folder of PEFT.
 
 CHECKPOINT is a run (its newest checkpoint is used), one checkpoint, or a Hugging Face folder, which is
-then written in another dtype. The run may be training: complete checkpoints never change. Of a run that
-tunes an adapter, the adapter is written; with --merge its model. --merge merges an adapter's folder too.
+then written in another dtype. The run may be training: complete checkpoints never change. For a run that
+tunes an adapter, the adapter is written, or its model with --merge, which also merges an adapter's folder.
 
 example:
   penstock export runs/first --step 2000 --out exported

@@ -1,13 +1,13 @@
 """Draw a run as one HTML page: loss, speed, time within a step, restarts, the recipe. Or compare runs.
 
 The page is one file without external resources: it can be mailed, kept and opened offline. It can be drawn
-while the run goes on, and again later. For a run on one corpus, the loss chart has a line at the entropy of
+while the run trains, and again later. For a run on one corpus, the loss chart has a line at the entropy of
 the corpus's token frequencies: the loss of a model that knows nothing else.
 
 Several runs are drawn in the same charts: losses by step, by tokens and by time, speed, traffic, and the
 settings in which their recipes differ.
 
-Of a run of several ranks it has their heat map, and with --rows STEP what a step trained on: documents,
+With several ranks it has their heat map, and with --rows STEP the data of a step: documents,
 text and learned tokens of its first rows.
 
 With --out FILE.csv or FILE.parquet the metrics themselves are written: a row for each step, none left out.
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows",
         type=int,
         metavar="STEP",
-        help="write in what this step trained on: its first rows with their text; needs the run's corpora",
+        help="include the first rows of this step with their text; needs the run's corpora",
     )
 
 

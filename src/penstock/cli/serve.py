@@ -43,7 +43,7 @@ _PACKAGES = ("fastapi", "uvicorn", "httptools", "prometheus_client")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("path", type=Path, metavar="PATH", help="run, checkpoint or Hugging Face folder")
-    parser.add_argument("--name", metavar="TEXT", help="what requests call the model; default: PATH's name")
+    parser.add_argument("--name", metavar="TEXT", help="name of the model in requests; default: PATH's name")
     parser.add_argument("--json", action="store_true", help="print one JSON line when ready; no other output")
     parser.add_argument("--verbose", action="store_true", help="log each request (never its text)")
     add_options(parser)
@@ -158,14 +158,14 @@ def _say_started(started: dict[str, object], *, as_json: bool) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare them, by what they are about."""
-    _add_door_arguments(parser.add_argument_group("who may ask"))
+    _add_door_arguments(parser.add_argument_group("access"))
     _add_engine_arguments(parser.add_argument_group("engine"))
     _add_chat_arguments(parser.add_argument_group("requests"))
     _add_limit_arguments(parser.add_argument_group("limits"))
 
 
 def rules_of(arguments: argparse.Namespace) -> "AccessPolicy":
-    """Return who may ask.
+    """Return who may send requests.
 
     Raises:
         UsageError: everyone of a network could.
@@ -179,8 +179,8 @@ def rules_of(arguments: argparse.Namespace) -> "AccessPolicy":
     if keys is None and not is_loopback(arguments.host) and not arguments.insecure:
         raise UsageError(
             f"--host {arguments.host} opens the server to other machines, and there is no API key",
-            fix="Give --api-keys FILE or set PENSTOCK_API_KEY; or --insecure, if something in front of the "
-            "server decides who may ask.",
+            fix="Give --api-keys FILE or set PENSTOCK_API_KEY; or --insecure, if a proxy in front of the "
+            "server controls access.",
         )
     return AccessPolicy(keys=keys, origins=frozenset(map(_origin, arguments.cors)), host=arguments.host)
 
@@ -239,13 +239,15 @@ def _add_door_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="one `name key` a line, keys of 16 characters or more; or PENSTOCK_API_KEY is the key",
     )
-    group.add_argument("--insecure", action="store_true", help="other machines may ask without a key")
+    group.add_argument(
+        "--insecure", action="store_true", help="accept requests of other machines without a key"
+    )
     group.add_argument(
         "--cors",
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="web pages of this origin may ask, such as https://chat.example.com; may be repeated",
+        help="accept requests of web pages of this origin, such as https://chat.example.com; may be repeated",
     )
 
 
@@ -253,8 +255,8 @@ def _add_chat_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--api-sampling",
         action="store_true",
-        help="what requests leave out is as in OpenAI's API (temperature 1), whatever the model's "
-        "generation_config.json recommends",
+        help="sampling settings that a request omits take the API's defaults (temperature 1), whatever the "
+        "model's generation_config.json recommends",
     )
     group.add_argument(
         "--split-reasoning",

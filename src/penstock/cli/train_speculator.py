@@ -5,7 +5,7 @@ quarter of the steps on what the model itself writes after beginnings of its tex
 `drafts`: answers do not change, they come sooner. How many guesses are accepted is measured on
 documents that were held out, and printed.
 
-Ctrl-C keeps what is done beside FOLDER; the same command goes on from there.
+Ctrl-C saves progress in FOLDER.partial; the same command continues from there.
 
 example:
   penstock train-speculator runs/first --data corpus --out runs/first-heads --steps 2000
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", required=True, metavar="CORPUS", help="folder, address or FORMAT:PATH[,option=value]"
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the heads go")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder for the heads")
     add_fields(parser, SpeculatorTraining, "steps", num_heads="--heads")
     add_fields(parser, SpeculatorTraining, "batch_size", "seed", "inner_dim", "learning_rate")
     parser.add_argument(

@@ -8,7 +8,7 @@ example:
   penstock tune recipe.toml
   penstock tune recipe.toml --set tune.method=lora --set tune.rank=32 --processes 2
   penstock tune recipe.toml --dry-run
-  penstock export runs/mine --out adapter    # of an adapter; the run may go on
+  penstock export runs/mine --out adapter    # an adapter; the run may still train
   penstock serve ./Qwen3-0.6B --adapter mine=adapter
 
 The run's folder (run.dir) is a model: `penstock generate`, `chat`, `eval`, `serve` and `export` take it.

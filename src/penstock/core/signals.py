@@ -13,7 +13,7 @@ from types import FrameType
 
 from penstock.core import clock
 
-STOPPED_EARLY = "Stopped on request before the first step. Run the same command to go on."
+STOPPED_EARLY = "Stopped on request before the first step. Run the same command to continue."
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 

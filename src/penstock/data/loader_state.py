@@ -244,9 +244,7 @@ class LoaderState:
         )
         for change in self.resume_changes:
             level = logging.INFO if applies else logging.WARNING
-            done = (
-                "applied" if applies else "not applied: the run goes on as saved; on_change='apply' takes it"
-            )
+            done = "applied" if applies else "not applied: the run continues as saved (see on_change)"
             text = "step=%d setting=%s saved=%s told=%s %s"
             log.log(level, text, change.step, change.setting, change.saved, change.told, done)
 

@@ -144,7 +144,7 @@ class NodeGroup:
             return json.loads(self.store.get(key))
         except RuntimeError:
             raise PenstockError(
-                f"{self.me} waited {timeout_s:.0f} s in vain for the others (for {key!r})",
+                f"{self.me} waited {timeout_s:.0f} s for the others without an answer (for {key!r})",
                 fix="See their output; the report of the first node names those that did not come.",
             ) from None
 

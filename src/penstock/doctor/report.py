@@ -90,7 +90,7 @@ def put_together(
         between.append(
             yellow(
                 "links",
-                f"{plural(unmeasured, 'pair')} of nodes were not measured, for want of time",
+                f"{plural(unmeasured, 'pair')} of nodes were not measured, because the time ran out",
                 remedy="Nothing is known of these links. Give more time: --seconds.",
             )
         )

@@ -59,7 +59,7 @@ class LLM:
 
     @classmethod
     def of(cls, engine: Engine) -> Self:
-        """Return an LLM over an engine that exists, and that nobody else uses from now on; close it likewise.
+        """Return an LLM that takes over an existing engine: nothing else may use it. Close it likewise.
 
         Raises:
             ModelError: the engine has no tokenizer.

@@ -53,7 +53,7 @@ def read_results(path: Path) -> Results:
     try:
         return {**found, "samples": found.get("samples") or _samples_beside(path)}
     except (OSError, ValueError) as error:
-        raise InputError(f"The samples beside {path} cannot be read ({error})", fix=remedy) from None
+        raise InputError(f"The samples of {path} cannot be read ({error})", fix=remedy) from None
 
 
 def _samples_beside(path: Path) -> dict[str, list[Any]]:

@@ -117,8 +117,8 @@ class JobFolder:
         except UsageError as error:  # whose remedy is for a recipe
             raise UsageError(
                 f"{self.path / name} is damaged, or of another version of Penstock",
-                fix=f"Once no job of the run is left, remove {self.path}, and launch the run again: it goes "
-                "on from its newest checkpoint.",
+                fix=f"Once no job of the run is left, remove {self.path}, and launch the run again: it "
+                "continues from its newest checkpoint.",
             ) from error
 
     def supervisor(self) -> SupervisorState:

@@ -168,5 +168,5 @@ def _check_apart(volumes: Sequence[PodVolume]) -> None:
             raise UsageError(
                 "--volume names a path of the pods at which something else is mounted",
                 got=f"{volume.claim}:{volume.path}",
-                fix=f"Give each claim a path of its own, besides {', '.join(OWN_PATHS)}.",
+                fix=f"Give each claim its own path, other than {', '.join(OWN_PATHS)}.",
             )

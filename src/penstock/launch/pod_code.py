@@ -125,7 +125,7 @@ def fetched(code: PodCode, mounted: Path) -> bytes:
             archive = (mounted / CODE_FILE).read_bytes()
     except OSError as error:
         raise PenstockError(
-            f"The code of the run is not there: {error}", fix="Launch the run again with --code."
+            f"The code of the run is missing: {error}", fix="Launch the run again with --code."
         ) from None
     if (found := hashlib.sha256(archive).hexdigest()) != code.sha256:
         raise PenstockError(

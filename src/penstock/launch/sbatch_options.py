@@ -13,7 +13,7 @@ from penstock.core.errors import UsageError
 from penstock.launch.spec import RunSpec, check_no_secret_in
 
 _SET = "The script sets --{} itself"
-_SET_FIX = "What can be changed has an option of its own: penstock launch slurm --help."
+_SET_FIX = "Other options of Penstock set it: penstock launch slurm --help."
 _MULTIPLIES = (
     "--{} would start the run several times: it is one job, with one process on each node that starts the "
     "others"
@@ -21,7 +21,7 @@ _MULTIPLIES = (
 _MULTIPLIES_FIX = "Leave it out; --nodes and --processes say how many processes there are."
 _SUBMITS = "With --{} sbatch does not submit the job and print its number at once"
 _HIDES = "With --{} messages of the job are not in the file that `penstock launch logs` reads"
-_ELSEWHERE = "With --{} the job is on another cluster than the one that is asked for its state"
+_ELSEWHERE = "With --{} the job is on another cluster than the one queried for its state"
 _REPLACES = "--{} replaces this shell's variables, among them the run's secrets"
 _DROPS = "--{} without ALL drops this shell's variables, among them the run's secrets"
 _LEAVE = "Leave it out."

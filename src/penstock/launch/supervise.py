@@ -230,9 +230,9 @@ def advance(state: SupervisorState, event: Event, policy: RestartPolicy) -> tupl
         case NodesCame():
             return _nodes_came(state, event, policy)
         case NodesLost():
-            return _stopped_for(state, f"{plural(event.num_nodes, 'node')} lost: go on without them")
+            return _stopped_for(state, f"{plural(event.num_nodes, 'node')} lost: continue without them")
         case ResizeAsked():
-            asked = f"asked for {plural(event.num_nodes, 'node')}: save, and go on with them"
+            asked = f"resize to {plural(event.num_nodes, 'node')}: save, and continue with them"
             return _stopped_for(replace(state, resize=event.num_nodes), asked)
         case Ended():
             return _ended(state, event, policy)
@@ -284,7 +284,7 @@ def _nodes_came(
         return state, _NOTHING
     if event.running_s < policy.join_pause_after(state.short_joins):
         return state, _NOTHING
-    cause = f"{plural(event.num_nodes, 'node')} waiting to join: save, and go on with them"
+    cause = f"{plural(event.num_nodes, 'node')} waiting to join: save, and continue with them"
     if joins + 1 == policy.idle_starts:
         cause += f"; restart {joins + 1} for joins without a new checkpoint: the next wait for one"
     return _stopped_for(replace(state, joins=joins + 1), cause)
@@ -298,7 +298,7 @@ def _stop_asked(state: SupervisorState, event: StopAsked) -> tuple[SupervisorSta
         )
     if state.phase is Phase.STOPPING:
         return asked, _NOTHING
-    cause = f"asked to stop by {event.cause}: save, and end"
+    cause = f"stop requested by {event.cause}: save, and end"
     return replace(asked, phase=Phase.STOPPING), Decision(act=Act.STOP, cause=cause)
 
 
@@ -324,13 +324,13 @@ def _ended(state: SupervisorState, event: Ended, policy: RestartPolicy) -> tuple
     at = newest_as_text(now.newest)
     if event.code == EXIT_STOPPED and not state.stop_requested_by:
         if policy.is_elastic or changes_nodes:  # no failure
-            return now, Decision(act=Act.START, cause=f"the nodes changed: go on, {at}")
+            return now, Decision(act=Act.START, cause=f"the nodes changed: continue, {at}")
         return _stopped_by_engine(counted, policy, at)
     cause = (event.cause or f"exit code {event.code}").rstrip(".")
     if state.stop_requested_by:
         return _ended_on_request(counted, event, policy, cause, at)
     if changes_nodes:
-        return now, Decision(act=Act.START, cause=f"{cause}. The nodes changed: go on, {at}")
+        return now, Decision(act=Act.START, cause=f"{cause}. The nodes changed: continue, {at}")
     if counted.idle >= policy.idle_starts:
         return _no_progress(counted, cause)
     if event.lost_node and policy.can_requeue:

@@ -116,17 +116,17 @@ SERVING: Final[dict[str, tuple[str, str]]] = {
     "penstock_answers_waiting": ("answers", "Answers not begun, or pre-empted."),
     "penstock_answers_running": ("answers", "Answers in progress."),
     "penstock_cache_blocks": ("blocks", "Blocks of the KV cache."),
-    "penstock_cache_blocks_used": ("blocks", "Of those, blocks held by answers in progress."),
+    "penstock_cache_blocks_used": ("blocks", "Blocks of the cache held by answers in progress."),
     "vllm:num_requests_waiting": ("answers", "penstock_answers_waiting, by the name that gateways read."),
     "vllm:num_requests_running": ("answers", "penstock_answers_running, by the name that gateways read."),
     "vllm:kv_cache_usage_perc": ("share", "Share of the KV cache in use, by the name that gateways read."),
     "penstock_computed_tokens": ("tokens", "Positions computed, of prompts and of answers."),
     "penstock_answer_tokens": ("tokens", "Tokens of answers sampled."),
     "penstock_prefix_asked_tokens": ("tokens", "Tokens looked up in the prefix cache."),
-    "penstock_prefix_found_tokens": ("tokens", "Of those, tokens found there."),
+    "penstock_prefix_found_tokens": ("tokens", "Prompt tokens found in the cache."),
     "penstock_preemptions": ("answers", "Preemptions: times an answer lost its blocks to another."),
     "penstock_drafted_tokens": ("tokens", "Tokens guessed."),
-    "penstock_accepted_tokens": ("tokens", "Of those, tokens that an answer got."),
+    "penstock_accepted_tokens": ("tokens", "Drafted tokens that became part of an answer."),
     "penstock_steps": ("steps", "Steps of the engine."),
     "penstock_failed_steps": ("steps", "Steps that failed and ended the answers in them."),
 }
@@ -163,6 +163,6 @@ TRAINING: Final[dict[str, tuple[str, str]]] = {
         "Unix time of the newest record, of a step, a validation or an event; at first, of the start.",
     ),
     "penstock_train_skipped_steps": ("steps", "Steps skipped by the guard since this process started."),
-    "penstock_train_steps_not_finite": ("steps", "Of those, steps whose loss or gradient was not finite."),
+    "penstock_train_steps_not_finite": ("steps", "Skipped steps whose loss or gradient was not finite."),
 }
 """Metrics of a training run in Prometheus format, gauges by `run`; counters there end in `_total`."""

@@ -25,8 +25,8 @@ class EthernetConfig:
     memory. At least one block. 0: the two largest blocks. inf: no limit."""
     keep_mib: float = field(default=0.0, metadata=INFINITE)
     """Memory in MiB per rank for parameters that stay gathered through all micro-batches of a step, and for
-    gradients that are accumulated unsharded and reduced once. What saves most bytes on the wire comes first.
-    0: nothing. inf: everything."""
+    gradients that are accumulated unsharded and reduced once. Units that save most bytes on the wire come
+    first. 0: nothing. inf: everything."""
     schedule: Schedule = "depth_first"
     """depth_first: each micro-batch passes through all blocks and back. breadth_first: each block processes
     all micro-batches of a step before the next block does, so it is gathered once for all forward and once

@@ -135,7 +135,7 @@ class CountedStage(PipelineStage):
 
     def _recv_meta(self, src_stage: int) -> Any:
         """Refuse metadata of another stage, which torch would unpickle: all shapes are given."""
-        raise RuntimeError(f"stage {src_stage} sent metadata, and none was asked for")
+        raise RuntimeError(f"stage {src_stage} sent metadata, which is not expected")
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:

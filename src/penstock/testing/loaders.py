@@ -85,7 +85,7 @@ def assert_resumable(
         with _open(adapter, world_size, num_workers) as job:
             job.take(point)
             states = job.save()
-            _check_same(wanted, job.take(batches), f"After saving at batch {point} and going on")
+            _check_same(wanted, job.take(batches), f"After saving at batch {point} and resuming")
         with _open(adapter, world_size, num_workers, states) as job:
             _check_same(wanted, job.take(batches), f"After saving at batch {point} and opening again")
 

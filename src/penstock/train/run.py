@@ -211,7 +211,9 @@ def _train(
         logger.info(
             "stopped on request step=%d; run the same command to resume",
             state.step,
-            extra={"told": f"Stopped on request after step {state.step:,}. Run the same command to go on."},
+            extra={
+                "told": f"Stopped on request after step {state.step:,}. Run the same command to continue."
+            },
         )
     return finished
 
@@ -231,11 +233,11 @@ def _say_finished(recipe: TrainConfig, state: TrainState) -> None:
         _say_early_stop(recipe, state.early_stop, step)
         return
     logger.info(
-        "finished steps=%d; raise run.steps to go on; next: penstock report %s | "
+        "finished steps=%d; raise run.steps to continue; next: penstock report %s | "
         "penstock generate %s --prompt TEXT | penstock export %s --out FOLDER",
         step, folder, folder, folder,
         extra={
-            "told": f"Finished: {step:,} steps are done. Raise run.steps to go on. What to do next:\n"
+            "told": f"Finished: {step:,} steps are done. Raise run.steps to continue. What to do next:\n"
             f"  penstock report {folder}                   draw its curves as a page\n"
             f"  penstock generate {folder} --prompt TEXT   generate text\n"
             f"  penstock export {folder} --out FOLDER      convert it to a Hugging Face folder."
@@ -254,7 +256,7 @@ def _say_early_stop(recipe: TrainConfig, early: EarlyStop, step: int) -> None:
             f"the held-out loss was best after step {early.best_step:,} ({early.best_loss:.4f}), and "
             f"{early.waited} validations since did not improve on it"
         )
-    told = [f"Finished early, after step {step:,}: {why}. Raise validate.stop_after to go on."]
+    told = [f"Finished early, after step {step:,}: {why}. Raise validate.stop_after to continue."]
     if best:
         is_best = kept == early.best_step
         told.append("The best checkpoint is kept:" if is_best else f"The nearest checkpoint is of {kept:,}:")
@@ -401,7 +403,7 @@ def _say_raised_rate(recipe: TrainConfig, kept: KeptRecipe, *, step: int) -> Non
     if step and now > _RAISED * was:
         told = (
             f"The learning rate of step {step + 1:,} rises from {was:.3g} to {now:.3g}: its schedule is that "
-            f"of {recipe.run.steps:,} steps now. To go on from {was:.3g}, set optim.learning_rate and "
+            f"of {recipe.run.steps:,} steps now. To continue from {was:.3g}, set optim.learning_rate and "
             'schedule.rule = "constant".'
         )
         logger.warning("learning_rate step=%d from=%.3g to=%.3g", step + 1, was, now, extra={"told": told})

@@ -189,7 +189,7 @@ def _heldout(config: TrainConfig, processor: TextProcessor) -> list[SamplePrompt
         batch = loader.gather(np.array([row]))
         found += [prompt for prompt in _of_row(batch, asked, processor) if prompt not in found][:1]
     if len(found) < asked.heldout:
-        told = f"Only {len(found)} held-out documents can be asked about; {asked.heldout} were asked for."
+        told = f"Only {len(found)} held-out documents can serve as prompts, of {asked.heldout} requested."
         log.warning("samples.heldout found=%d of=%d", len(found), asked.heldout, extra={"told": told})
     return found
 

@@ -145,9 +145,9 @@ def start_weights(
         start = find_start(Path(run.start_from), step=run.start_step, ignored_keys=config.model.ignored_keys)
         if start.identity != run.start_hash:
             raise ConfigError(
-                f"The weights in {start} have changed since they were named: they are {start.identity}",
+                f"The start weights in {start} changed after the run began: their hash is {start.identity}",
                 got=run.start_hash,
-                fix="Start again once they stay as they are.",
+                fix="Restore them, or start a new run.",
             )
         load_start(start, wanted)
         load_new_rows(start, new_rows)

@@ -135,7 +135,7 @@ def test_of_a_dataset_of_text_only_the_rows_for_training_are_read(tmp_path: Path
     path = dataset(tmp_path / "set" / "train", story=["once"], id=[1])
     files, skipped = find_inputs([str(tmp_path / named)], Selection())
     assert [(file.path, file.kind) for file in files] == [(path, "arrow")]
-    assert skipped["splits beside train"] == (named == "set")
+    assert skipped["splits other than train"] == (named == "set")
 
 
 def test_a_dataset_of_several_splits_without_train_is_refused(tmp_path: Path) -> None:

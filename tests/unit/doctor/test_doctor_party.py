@@ -58,7 +58,8 @@ def test_turns_end_when_the_time_is_over_and_the_first_is_always_taken() -> None
 def test_a_leader_that_is_gone_is_said_with_what_was_waited_for() -> None:
     (_, second) = parties(0, 1, expected=2)
     with pytest.raises(
-        PenstockError, match=r"node 1 \(h1\) waited 0 s in vain for the others .*'members'.* See their"
+        PenstockError,
+        match=r"node 1 \(h1\) waited 0 s for the others without an answer .*'members'.* See their",
     ):
         second.gather(timeout_s=SOON_S)
 

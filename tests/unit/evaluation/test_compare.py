@@ -114,5 +114,5 @@ def test_samples_that_lm_eval_wrote_may_hold_any_end_of_line(tmp_path):
 def test_half_a_file_of_samples_is_refused(tmp_path):
     (tmp_path / "results_2026.json").write_text(json.dumps({**results_of(FIRST), "samples": {}}))
     (tmp_path / "samples_mine_2026.jsonl").write_text('{"doc_id": 0}\n{"doc_')
-    with pytest.raises(InputError, match=r"samples beside .* cannot be read"):
+    with pytest.raises(InputError, match=r"samples of .* cannot be read"):
         read_results(tmp_path / "results_2026.json")

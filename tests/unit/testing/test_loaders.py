@@ -141,7 +141,7 @@ def test_a_sound_loader_passes(sound: type[Rows]) -> None:
             "were not expected in the next 8 batches; the first wrong one is batch 0 of rank 0",
         ),
         (StartsAgain, "After saving at batch 1 and opening again: 8 tokens lost and 0 repeated"),
-        (IsDisturbedBySaving, "After saving at batch 0 and going on: 8 tokens lost"),
+        (IsDisturbedBySaving, "After saving at batch 0 and resuming: 8 tokens lost"),
         (
             CountsForItsRanksOnly,
             "In one pass on 4 -> 2 -> 3 -> 1 ranks, 2 batches before each change: 0 tokens lost and 64 "

@@ -18,7 +18,7 @@ COMMANDS = {
     "describe": "show sizes, document lengths and samples of a corpus",
     "verify": "check every byte of a corpus against its manifest",
     "index": "index the files of another tool, before a run does",
-    "teach": "write a teacher's most likely tokens beside a corpus, for distillation",
+    "teach": "write a teacher's most likely tokens for a corpus, for distillation",
     "convert": "write a corpus of any format as Arrow shards, or as Megatron-LM's files",
     "where": "show the documents in a row of a step",
     "find": "list the steps that train on a document",

@@ -11,7 +11,7 @@ from penstock.data.corpus.spec import parse_spec
 EPILOG = """\
 A corpus of another tool is indexed when it is first opened. That takes a moment if its files contain
 document boundaries, and one pass over all tokens if they do not (nanoGPT, OLMo without metadata): do that
-here, once, rather than in every process of a run. The index is stored in .penstock beside the files, or in
+here, once, rather than in every process of a run. The index is stored in .penstock in the same folder, or in
 the user's cache folder if that is not writable; it is made again when the files change.
 
 example:

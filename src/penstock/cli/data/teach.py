@@ -1,8 +1,8 @@
-"""`penstock data teach`: write a teacher's most likely tokens beside a corpus, for distillation.
+"""`penstock data teach`: write a teacher's most likely tokens for a corpus, for distillation.
 
 The teacher reads the corpus once. Of each learned token its top k are kept with their log-probabilities: 8
 bytes each, so 160 bytes per token for a top k of 20, and the corpus itself is not altered. A pass that was
-interrupted goes on when the command is given again.
+interrupted continues when the command is run again.
 """
 
 import argparse

@@ -11,7 +11,7 @@ example:
   penstock launch resize runs/first 2
   penstock launch cancel runs/first
 
-A run that is stopped, loses a node or is pre-empted goes on from its newest checkpoint, with no sample lost
+A run that is stopped, loses a node or is pre-empted continues from its newest checkpoint, with no sample lost
 or repeated. It is given up after several starts in a row without a new checkpoint, and not after a number
 of restarts. Every transition is in RUN/launch/events.jsonl with its cause.
 """

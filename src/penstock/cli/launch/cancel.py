@@ -7,7 +7,7 @@ from penstock.cli.launch_work import folder_of
 from penstock.launch.engines.engine import ENGINES
 
 EPILOG = """\
-The run saves a checkpoint first, and does not go back into the queue. Launch it again to go on.
+The run saves a checkpoint first, and does not go back into the queue. Launch it again to continue.
 
 example:
   penstock launch cancel runs/first

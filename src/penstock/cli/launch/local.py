@@ -14,9 +14,9 @@ from penstock.launch.render.local import render
 from penstock.train.planning.capacity import check_host, may_have_accelerators, memory_of
 
 EPILOG = """\
-Each node is a group of processes. With --nodes MIN:MAX nodes may come and go while the run goes on: `penstock
-launch resize` adds nodes or takes them away, and a node that is killed is gone. Without MIN:MAX, a run that
-fails starts again from its newest checkpoint. All processes end with this command, whatever ends it.
+Each node is a group of processes. With --nodes MIN:MAX nodes may join and leave during the run: `penstock
+launch resize` adds or removes nodes, and a killed node does not return. Without MIN:MAX, a failed run
+restarts from its newest checkpoint. All processes end with this command.
 
 example:
   penstock launch local recipe.toml --nodes 2 --processes 2

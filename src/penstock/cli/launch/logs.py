@@ -12,7 +12,7 @@ from penstock.launch.engines.engine import ENGINES, EngineUnreachable
 from penstock.launch.job_folder import JobFolder
 
 EPILOG = """\
-All starts of a rank are in one log, one below the other. -f goes on until the job ends.
+All starts of a rank are in one log, one below the other. -f follows it until the job ends.
 
 example:
   penstock launch logs runs/first
@@ -30,9 +30,7 @@ _MOST_SILENCE_S = 600.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
-    parser.add_argument(
-        "-f", "--follow", action="store_true", help="go on with what is printed, until the job ends"
-    )
+    parser.add_argument("-f", "--follow", action="store_true", help="print new lines until the job ends")
     parser.add_argument("--rank", type=int, default=0, metavar="R", help="rank; default: 0")
 
 

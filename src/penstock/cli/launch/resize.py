@@ -12,13 +12,13 @@ from penstock.train.control.requests import batch_size_of
 from penstock.train.recipe.load import build_for_others, build_recipe, read_recipe
 
 EPILOG = """\
-The run saves a checkpoint, and goes on with the new number of nodes: in place on this machine, as a new job
+The run saves a checkpoint, and continues with the new number of nodes: in place on this machine, as a new job
 under Slurm and on Kubernetes. No sample is lost or repeated.
 
 example:
   penstock launch resize runs/first 3
 
-exit codes: 0 asked for, 1 refused by the engine, 2 wrong usage, or the recipe cannot run on so many
+exit codes: 0 requested, 1 refused by the engine, 2 wrong usage, or the recipe cannot run on so many
 """
 
 

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="=OPTION",
-        help="an #SBATCH option, handed through; may be repeated",
+        help="an #SBATCH option, passed on; may be repeated",
     )
 
 

@@ -256,7 +256,7 @@ export class MixtureView {
       } } }, el("div", {}, el("h3", {}, title), el("p", { class: "quiet" }, hint)), inputs.map(([, input]) => input), button, said);
     };
     this.body.append(el("section", { class: "card", "aria-label": "Other requests" }, el("h2", {}, "Other requests"), el("div", { class: "actions" },
-      act("Save a checkpoint now", "Save\u2026", "checkpoint", [], "At the next step; training goes on."),
+      act("Save a checkpoint now", "Save\u2026", "checkpoint", [], "At the next step; training continues."),
       act("Stop after saving", "Stop\u2026", "stop", [], "Saves a checkpoint and ends the job. penstock train resumes it."),
       act("Skip steps", "Skip\u2026", "skip", [["from", "first step"], ["to", "last step"]], "Their samples are left out, on all ranks."),
       act("Islands", "Restart\u2026", "islands", [["islands", "islands"]], "After all islands have synced, the job restarts with so many."),

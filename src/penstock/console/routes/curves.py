@@ -78,9 +78,9 @@ def _names(metrics: str) -> list[str]:
     names = [*dict.fromkeys(name for name in metrics.split(",") if name)]
     if len(names) > _MOST_METRICS:
         raise UsageError(
-            "So many metrics are not read at once",
+            "Too many metrics for one request",
             got=len(names),
-            fix=f"Ask for {_MOST_METRICS} at most, several times.",
+            fix=f"Request at most {_MOST_METRICS} at a time.",
         )
     return names
 

@@ -61,7 +61,7 @@ class Corpus:
         open_shard: index -> opened shard.
         tokenizer_path: local file of the corpus's tokenizer, or a function that fetches it; None: it has
             none.
-        columns: columns beside its tokens, by name.
+        columns: columns of values per token, by name.
     """
 
     def __init__(

@@ -445,7 +445,7 @@ def _check_order(side: Side) -> None:
             raise UsageError(
                 f"Roles are out of order: message {index + 1} is of the role {role}, after {last}",
                 got=_shown(message),
-                fix="The system comes first, a tool after a call, and nobody speaks twice in a row: join "
-                "such messages, or leave the conversation out.",
+                fix="The system comes first, a tool after a call, and no role speaks twice in a row: "
+                "join such messages, or leave the conversation out.",
             )
         before = message

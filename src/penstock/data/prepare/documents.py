@@ -324,7 +324,7 @@ class JsonList:
                 continue
             if (mark := self._text[self._at]) in known:
                 return mark
-            raise ValueError(f"{mark!r} stands where {' or '.join(known)} belongs")
+            raise ValueError(f"{mark!r} in place of {' or '.join(known)}")
         raise ValueError("the list does not end")
 
     def _element(self) -> tuple[object, str]:

@@ -253,7 +253,7 @@ def _entries(folder: str, skipped: Skipped) -> list["os.DirEntry[str]"]:
             name for name in names if name.endswith(_ARROW) and not _is_of_dataset(name, names)
         },
         "packed copies of MDS shards": {name for name in names if _unpacked_name(name) in names - {name}},
-        "splits beside train": _other_splits(folder, names),
+        "splits other than train": _other_splits(folder, names),
     }
     for reason, some in left_out.items():
         if some:

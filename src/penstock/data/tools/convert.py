@@ -61,8 +61,8 @@ def convert(
     corpus = open_corpus(source)
     if corpus.columns and to != "arrow":
         raise CorpusError(
-            f"Corpus {corpus.location} has columns, which {to} files cannot hold: who reads them would train "
-            "on every token",
+            f"Corpus {corpus.location} has columns, which {to} files cannot hold: a reader would train on "
+            "every token",
             got=", ".join(corpus.columns),
             fix="Convert it with --to arrow.",
         )

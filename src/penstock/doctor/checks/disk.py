@@ -121,5 +121,5 @@ def judge(facts: DiskFacts) -> Iterator[Finding]:
             CHECK,
             f"{facts.folder} takes {mib(facts.written_bytes_s)}/s: a checkpoint of a model of 1B takes "
             f"{12e9 / max(facts.written_bytes_s, 1):.0f} s",
-            remedy="Set run.dir to a faster disk; saving goes on beside training while it fits in memory.",
+            remedy="Set run.dir to a faster disk; training continues while a save fits in memory.",
         )

@@ -133,7 +133,7 @@ def decide(seen: RunSeen) -> RunDecision:
     <RunAction.APPLY: 'Starting'>
     >>> running = JobSeen(digest="a", nodes="2")
     >>> decide(RunSeen(digest="b", nodes="3", job=running)).cause
-    'from 2 to 3 nodes: save, and go on with them'
+    'from 2 to 3 nodes: save, and continue with them'
     """
     if seen.is_deleted:
         return _gone(
@@ -144,7 +144,7 @@ def decide(seen: RunSeen) -> RunDecision:
         return _gone(seen, "suspended: save, and end", stopped)
     if seen.invalid:
         phase = RunPhase.INVALID if seen.job is None else _phase_of(seen)
-        kept = "" if seen.job is None else "The run goes on as it was. "
+        kept = "" if seen.job is None else "The run continues unchanged. "
         return RunDecision(phase=phase, cause=f"{kept}{seen.invalid}")
     job = seen.job
     if job is None or job.is_leaving:
@@ -174,8 +174,8 @@ def _change(seen: RunSeen, job: JobSeen) -> str:
     if job.end:
         return "the specification changed after the end: start again"
     if job.nodes != seen.nodes:
-        return f"from {job.nodes} to {seen.nodes} nodes: save, and go on with them"
-    return "the specification or its nodes changed: save, and go on"
+        return f"from {job.nodes} to {seen.nodes} nodes: save, and continue with them"
+    return "the specification or its nodes changed: save, and continue"
 
 
 def _phase_of(seen: RunSeen) -> RunPhase:

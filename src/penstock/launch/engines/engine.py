@@ -67,7 +67,7 @@ def stop_between_starts(folder: JobFolder) -> str:
     if pods and pods != folder.finished_job():
         folder.ask_to_stop(pods)
         return (
-            f"No pod of job {pods} trains now: pods that it starts again end before they train. Those of "
+            f"No pod of job {pods} trains now: pods that it starts again end before they train. Pods of "
             "another job, as after a time limit or a resize, do not: `penstock launch cancel` ends any"
         )
     if not folder.has_job() or (job := folder.job()).engine not in _WITHOUT_CLUSTER:

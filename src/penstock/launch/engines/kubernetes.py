@@ -342,10 +342,10 @@ class _Kubernetes:
         if not state.is_live:
             raise PenstockError(
                 f"Job {job.ident} has ended already: {state.status}, {state.reason}",
-                fix="There is nothing to stop; launch it again to go on.",
+                fix="There is nothing to stop; launch it again to continue.",
             )
         _remove(cluster_of(job), folder.spec(), grace_s=0 if now else None)
-        how = "deleted without saving" if now else "deleted, after its pods were asked to save"
+        how = "deleted without saving" if now else "deleted, after a save request to its pods"
         folder.log_event("finish", cause=how)
         return f"killed job {job.ident}" if now else f"job {job.ident} is {how}"
 

@@ -157,7 +157,7 @@ class _Nodes:
                 if nodes := self._folder.take_request():
                     self._resize(nodes)
                 if self._flag.requested_by and kill_at == float("inf"):
-                    self._tell("stop", f"asked to stop by {self._flag.requested_by}: all nodes save and end")
+                    self._tell("stop", f"stop requested by {self._flag.requested_by}: all nodes save and end")
                     self._leave(list(self._running))
                     kill_at = clock.monotonic() + self._spec.grace_s
                     self._codes = [code for code in self._codes if code in FINAL_CODES]  # others went on
@@ -303,7 +303,7 @@ class _Local:
             cause = "its launcher was killed" if ended is None else ended.get("cause", "")
             raise PenstockError(
                 f"The run ended without a stop after saving: {cause}",
-                fix="Launch it again: it goes on from its newest checkpoint. A longer --grace may help.",
+                fix="Launch it again: it continues from its newest checkpoint. A longer --grace may help.",
             )
         return str(ended.get("cause", ""))
 
@@ -311,7 +311,7 @@ class _Local:
         """Ask the launcher for another number of nodes."""
         _check_running(job, folder)
         folder.ask_for_nodes(nodes.most)
-        return f"asked for {plural(nodes.most, 'node')}; the run saves, and goes on with them"
+        return f"requested {plural(nodes.most, 'node')}; the run saves, and continues with them"
 
 
 def _end_of(folder: JobFolder) -> dict[str, Any] | None:  # Any: JSON values

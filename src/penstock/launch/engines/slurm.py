@@ -63,8 +63,8 @@ def submit(spec: RunSpec, folder: JobFolder, rendered: Rendered) -> str:
         if not ident:
             raise SlurmSilent(
                 f"Slurm did not answer sbatch, and may have taken the job: the files in {folder.path} stay",
-                fix=f"Look for it: squeue --me --name={spec.name}. If it is there it runs as submitted, and "
-                "`penstock launch status` knows it from its start on; if not, launch it again.",
+                fix=f"Look for it: squeue --me --name={spec.name}. If it exists it runs as submitted, and "
+                "`penstock launch status` shows it from its start; if not, launch it again.",
             ) from None
     except BaseException:
         for kept, old in before.items():
@@ -174,7 +174,7 @@ class _Slurm:
         if not state.is_live:
             raise PenstockError(
                 f"Job {job.ident} has ended already: {state.status}, {state.reason}",
-                fix="There is nothing to stop; launch it again to go on.",
+                fix="There is nothing to stop; launch it again to continue.",
             )
         folder.ask_to_stop()
         if now or state.status != "RUNNING":

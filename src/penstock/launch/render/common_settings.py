@@ -14,7 +14,7 @@ def settings_of_run(spec: RunSpec) -> list[Setting]:
         Setting(
             name="rendezvous",
             value="c10d" if nodes.is_elastic else "static",
-            reason="nodes come and go: torch elastic numbers them anew"
+            reason="nodes join and leave: torch elastic renumbers them"
             if nodes.is_elastic
             else "rank order is the engine's order of nodes, so neighbours stay neighbours",
         ),

@@ -100,7 +100,7 @@ def network_policies(spec: RunSpec, pod: PodSpec) -> tuple[Object, ...]:
 
 def _setting_of_policy(pod: PodSpec) -> Setting:
     if pod.network_policy == "none":
-        reason = "--network-policy none: whoever reaches the ports of ranks can disturb the run"
+        reason = "--network-policy none: anyone who reaches the ports of the ranks can disturb the run"
         return Setting(name="NetworkPolicy", value="none", reason=reason)
     opened = "".join(f", port {port} for all" for port in pod.open_ports)
     reason = "ports at which ranks meet have no password; needs a network plugin that enforces policies"

@@ -139,7 +139,7 @@ def _body(spec: RunSpec) -> list[str]:
         "fi",
         "",
         "case $code in",
-        "  75) # stopped after saving: back into the queue, unless it was asked to stop for good",
+        "  75) # stopped after saving: back into the queue, unless a stop for good was requested",
         f"    if [ -e {run}/launch/stop ]; then exit 0; fi",
         f'    if [ "$starts" -ge {spec.max_requeues} ]; then',
         *(f"    {line}" for line in _out_of_requeues(spec)),
@@ -217,8 +217,8 @@ def _settings(spec: RunSpec) -> list[Setting]:
         Setting(
             name="srun --ntasks-per-node",
             value="1",
-            reason="one process on each node starts the others, whatever SLURM_NTASKS says; asked of the "
-            "job, it would get the fewest nodes of a range",
+            reason="one process on each node starts the others, whatever SLURM_NTASKS says; as an "
+            "option of the job, it would get the fewest nodes of a range",
         ),
     ]
     if spec.nodes.is_elastic:
@@ -228,5 +228,5 @@ def _settings(spec: RunSpec) -> list[Setting]:
         found.append(
             Setting(name="doctor", value=spec.doctor, reason="`penstock doctor` as a first srun, once")
         )
-    found += [Setting(name=extra, value="", reason="handed through") for extra in spec.extras]
+    found += [Setting(name=extra, value="", reason="passed on") for extra in spec.extras]
     return found

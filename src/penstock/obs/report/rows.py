@@ -8,8 +8,8 @@ from typing import Any
 from penstock.obs.report.charts import embedded
 
 _HOW = (
-    "What a step trained on (documents, learned tokens, text) is not in this file. "
-    "`penstock report RUN --rows STEP` writes the rows of a step into it."
+    "The rows of a step (documents, learned tokens, text) are not in this file. "
+    "`penstock report RUN --rows STEP` writes them into it."
 )
 
 

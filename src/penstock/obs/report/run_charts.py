@@ -238,7 +238,7 @@ def _mixture_described(history: History, names: Sequence[str], title: str) -> st
         if name in history.corpus_tokens
     ]
     changes = plural(len(history.mixture_changes), "time")
-    return f"{title}. Of all tokens: {', '.join(parts)}. The mixture changed {changes}."
+    return f"{title}. Shares of all tokens: {', '.join(parts)}. The mixture changed {changes}."
 
 
 def _has_rewards(history: History) -> bool:

@@ -144,7 +144,7 @@ def _diagnosis(words: Sequence[LastWords], starts: Sequence[Record], unread: Col
 
 def _remains(words: Sequence[LastWords]) -> str:
     ranks = named_ranks(sorted(each.rank for each in words))
-    return f"{ranks} wrote in this hang. What other ranks wrote, a later hang has overwritten: no diagnosis."
+    return f"{ranks} wrote in this hang. A later hang overwrote the other files: no diagnosis."
 
 
 def _ranks_at(starts: Sequence[Record], at: float) -> int:

@@ -126,7 +126,7 @@ Input = Annotated[
 
 
 class ResponseTool(Body):
-    """Function that may be called; the server has no tools of its own."""
+    """Function that may be called; the server has no built-in tools."""
 
     type: Literal["function"]
     name: FunctionName

@@ -232,7 +232,7 @@ def _batch_size(
             check_batch(recipe, size, step=loader.step, world_size=num_data)
         except ConfigError as error:
             raise UsageError(
-                f"The run may go on with more or fewer nodes, and on some it could not: {error}"
+                f"The run could not continue on some of its allowed numbers of nodes: {error}"
             ) from None
     before = loader.global_batch_size
     later = [change.step for change in plan(recipe.data) if change.entry.global_batch_size]

@@ -129,7 +129,7 @@ class ValidateConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateConfig:
-    """Tasks of lm-eval, asked of the live weights; needs the extra `eval`. [validate] is held-out loss."""
+    """Tasks of lm-eval on the live weights; needs the extra `eval`. [validate] is held-out loss."""
 
     tasks: tuple[str, ...] = ()
     """Task files, such as "./mine.yaml", or names of tasks that lm-eval ships. Nothing is downloaded: what is

@@ -70,7 +70,7 @@ class OuterConfig:
             )
         if self.mixing and not self.overlap:
             raise ConfigError(
-                "outer.mixing needs outer.overlap: without one, islands took no steps meanwhile",
+                "outer.mixing needs outer.overlap: without it, islands take no steps during an exchange",
                 got=self.mixing,
                 fix="Set outer.overlap, or leave outer.mixing at 0.",
             )

@@ -39,7 +39,7 @@ class SamplesConfig:
     of conversations; the answer is then the text of a call."""
     heldout: int = 0
     """Number of prompts taken from held-out documents: the beginning of a text, or of a conversation up to
-    its first answer; what really follows is recorded beside the answer. Needs data.holdout."""
+    its first answer; the true continuation is recorded with the answer. Needs data.holdout."""
     max_tokens: int = 64
     """Maximum number of tokens of an answer. Tokens are the likeliest ones (greedy), so that answers of two
     steps differ by what was learned between them."""

@@ -105,7 +105,7 @@ def start_of(
             f"run.start_from is a run that is still training, with the checkpoints {', '.join(known) or '-'}",
             got=str(folder),
             fix=f"Wait for it, or `penstock export {folder} --out FOLDER` and start from FOLDER: its own "
-            "checkpoints are removed as it goes on. run.start_step = N takes one of them as it is.",
+            "checkpoints are removed as it trains. run.start_step = N takes one of them.",
         )
     start = find_start(folder, step=step, ignored_keys=ignored_keys)
     refuse_adapter(start)

@@ -177,7 +177,7 @@ def _check_teacher(config: TrainConfig, tune: TuneConfig, corpora: Mapping[str, 
     for name in config.data.corpora:
         if name not in config.data.columns:
             raise ConfigError(
-                f"tune.loss 'distillation' needs a teacher's tokens beside corpus {name!r}",
+                f"tune.loss 'distillation' needs a teacher's tokens for corpus {name!r}",
                 fix="Write them with `penstock data teach CORPUS --model TEACHER --out DIR`, and set "
                 f'data.corpora.{name}.columns = "DIR".',
             )

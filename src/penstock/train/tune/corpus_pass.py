@@ -68,7 +68,7 @@ class Pass:
             PassStopped: one was.
         """
         if self.world.most(self.stop_requested()):
-            raise PassStopped("The pass was stopped on request", fix="Run the same command to go on.")
+            raise PassStopped("The pass was stopped on request", fix="Run the same command to continue.")
 
     @property
     def parts(self) -> int:

@@ -88,7 +88,7 @@ def check_pairs(batch: DeviceBatch) -> None:
     learned, in_pair = _documents_with(batch, batch["labels"] != IGNORED_LABEL, pairs)
     if wrong := int((learned & ~in_pair).sum()):
         raise CorpusError(
-            f"A batch has {wrong:,} conversations without a rejected answer beside the chosen one, and this "
+            f"A batch has {wrong:,} conversations without a rejected answer for the chosen one, and this "
             "loss compares pairs",
             got="single answers",
             fix="Prepare the corpus from pairs, each with a chosen and a rejected answer; or set tune.loss "

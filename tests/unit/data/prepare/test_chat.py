@@ -165,8 +165,8 @@ def test_thumbs_of_mds_have_labels_of_any_integer(tmp_path, model):
         ("[{}, {}", "after 2 elements of the list: the list does not end"),
         ("[{}, {'a': 1}]", "after 1 element of the list: Expecting property name"),
         ('[{"a": "' + "x" * 99, "after 0 elements of the list: an element of more than 99 B"),
-        ("[{} x]", "after 1 element of the list: 'x' stands where , or ] belongs"),
-        ("[[]]", r"after 0 elements of the list: '\[' stands where { or ] belongs"),
+        ("[{} x]", "after 1 element of the list: 'x' in place of , or ]"),
+        ("[[]]", r"after 0 elements of the list: '\[' in place of { or ]"),
     ],
 )
 def test_a_broken_list_is_read_up_to_its_damage(tmp_path, text, said):

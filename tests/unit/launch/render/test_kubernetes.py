@@ -167,7 +167,7 @@ def test_a_run_may_do_without_a_network_policy_and_is_told_what_that_means():
     rendered = render_kubernetes(make_pod_spec(pod={"network_policy": "none"}))
     assert "NetworkPolicy" not in [found["kind"] for found in rendered.objects]
     (setting,) = [setting for setting in rendered.settings if setting.name == "NetworkPolicy"]
-    assert "whoever reaches the ports of ranks can disturb the run" in setting.reason
+    assert "anyone who reaches the ports of the ranks can disturb the run" in setting.reason
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -33,7 +33,7 @@ def test_the_areas_are_what_was_served_and_changes_are_marked():
     # An area holds from the point before it on: point 40 is the 40th step's, which ends at 4,000 tokens.
     assert (web.x[40], web.y[40], web.y[41], other.y[-1]) == (4000, 0.5, 1.0, 0.0)
     assert [(mark.at, mark.text) for mark in chart.marks] == [(4000, "why from step 41")]
-    assert chart.description.endswith("Of all tokens: web 75%, code 25%. The mixture changed 1 time.")
+    assert chart.description.endswith("Shares of all tokens: web 75%, code 25%. The mixture changed 1 time.")
     assert chart.is_stepped
 
 

@@ -149,7 +149,7 @@ def test_a_batch_size_must_do_for_every_number_of_ranks_with_which_the_run_may_g
     before = loader.state_dict()
     found = take_up(loader, recipe, ControlRequest(number=1, batch_size=8), sizes=[1, 2, 3])
     assert not found.taken_up
-    assert "The run may go on with more or fewer nodes" in found.said
+    assert "The run could not continue on some of its allowed numbers of nodes" in found.said
     assert "A global batch of 8 sequences does not divide over 3 ranks" in found.said
     assert loader.state_dict() == before
     assert take_up(loader, recipe, ControlRequest(number=2, batch_size=12), sizes=[1, 2, 3]).taken_up
