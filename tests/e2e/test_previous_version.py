@@ -1,8 +1,7 @@
 """Names on disk stay: corpora and a run written by commit 0d03ec3 still open, and the run goes on.
 
-tests/golden/previous has two corpora (one of them appended to), and a run of two ranks that was stopped after
-3 of 6 steps, with the log of its other 3 steps. The version of the loader's state in its checkpoint is that of
-today.
+tests/golden/previous has two corpora (one of them appended to), and a run of two ranks that was stopped
+after 3 of 6 steps, with the log of its other 3 steps. The loader's state has today's version.
 """
 
 import json
