@@ -8,7 +8,7 @@ uncompiled. Programs are cached on disk for the next process.
 
 On CPUs a program has 1, 2, 4, ... tokens, and smaller steps are padded. A thread compiles one size after the
 other, on padding only, while plain steps serve. A step of C++ operators is one call there, which no compiled
-program beats (docs/limits.md).
+program beats (docs/explanation/inference.md).
 
 On GPUs a program of each size of a decode step is compiled before it is recorded as a CUDA graph
 (decode_graphs.py). All other steps use one program of any number of tokens.
