@@ -1,8 +1,9 @@
 """Whatever else is asked, and however steps are cut: a request's tokens are those it gets alone.
 
 With keys and values of 8 bits that holds where each key-value head has more than four query heads. Where it
-has fewer, few rows are attended in another order than many, and a code may be the next one (docs/explanation/inference.md):
-log-probabilities then change by little, and a token only where another was as likely.
+has fewer, few rows are attended in another order than many, and a code may be the next one
+(docs/explanation/inference.md): log-probabilities then change by little, and a token only where another was
+as likely.
 """
 
 import math
