@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 import tokenizers
+from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig
 
 from penstock.checkpoint.find import find
@@ -15,6 +16,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.llm import LLM
 from penstock.engine.sampling_params import Params, Sampling
 from penstock.engine.text_processor import TextProcessor
+from penstock.testing.corpora import write_corpus
 from tests.in_process import run_cli
 from tests.serving import serving
 from tests.tiny_models import save_talker
@@ -47,6 +49,26 @@ def test_a_recipe_of_the_other_command_is_refused_with_the_remedy(verb, start, t
     recipe.write_text(RECIPE.format(dir=tmp_path / "run", start=start, tune=tune))
     assert main([verb, str(recipe)]) == 2
     assert words in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("tune", ["", '[tune]\nmethod = "full"', '[tune]\nmethod = "lora"'])
+def test_a_model_without_an_output_matrix_is_refused_alike_with_and_without_dry_run(tune, tmp_path, capsys):
+    base = save_talker(tmp_path / "base")
+    weights = load_file(base / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    corpus = write_corpus(tmp_path / "corpus", [[1, 2, 3]] * 40)
+    text = RECIPE.format(dir=tmp_path / "run", start=f'start_from = "{base}"', tune=tune)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(text.replace("synthetic:words", str(corpus)))
+    capsys.readouterr()
+    said = []
+    for words in ((), ("--dry-run",)):
+        assert main(["tune" if tune else "train", str(recipe), *words]) == 1
+        said.append(" ".join(capsys.readouterr().err.split()))
+    assert said[0] == said[1]
+    assert f"{base} has no output matrix" in said[0]
     assert not (tmp_path / "run").exists()
 
 

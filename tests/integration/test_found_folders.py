@@ -60,7 +60,7 @@ def test_a_folder_of_two_types_is_opened_in_that_of_most(folder, other):
 def test_weights_without_their_scales_are_refused(folder, dtype):
     rewrite(folder, lambda name: dtype if "proj" in name else torch.bfloat16)
     with pytest.raises(
-        ModelError, match=r"proj.weight in .* is quantised, and nothing says how \(got '(int8|fl)"
+        ModelError, match=r"proj.weight in .* is quantised, and nothing says how \(got '(I8|F8_E4M3)'"
     ):
         LLM(folder, CONFIG)
 

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from penstock.checkpoint import load_start as load_start_module
 from penstock.checkpoint.hf import load_pretrained
+from penstock.checkpoint.hf_folder import identity_of
 from penstock.checkpoint.open_model import open_model
 from penstock.core.errors import CheckpointError, ModelError
 from penstock.data.corpus.manifest import load_manifest, save_manifest
@@ -98,13 +99,13 @@ def trained(recipe, world, *, stop_at=None):
     """Return the weights at the start, the share of the stored numbers this rank read, and the losses."""
     read = []
     with pytest.MonkeyPatch.context() as patch:
-        plain = load_start_module.check_dtype
+        plain = load_start_module._read_box
 
-        def count(folder, name, tensor):
-            read.append(tensor.numel())
-            plain(folder, name, tensor)
+        def count(file, name, box):
+            read.append(box.num_elements)
+            return plain(file, name, box)
 
-        patch.setattr(load_start_module, "check_dtype", count)
+        patch.setattr(load_start_module, "_read_box", count)
         state = open_state(recipe, world)
     held = sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in state.model.parameters())
     first = {name: whole(p) for name, p in state.model.named_parameters()}
@@ -285,6 +286,7 @@ def test_a_run_starts_from_the_checkpoint_of_another_of_any_layout(corpus, folde
 def test_weights_that_cannot_be_read_end_the_run_on_every_rank(corpus, folders, tmp_path, damage):
     start = tmp_path / "start"
     shutil.copytree(folders["tied"], start)
+    recipe = recipe_of(corpus, start, tmp_path / "run", pipeline=2, rows=2)
     path = start / "model.safetensors"
     tensors = load_file(path)
     if damage == "missing":
@@ -294,7 +296,7 @@ def test_weights_that_cannot_be_read_end_the_run_on_every_rank(corpus, folders, 
     else:
         tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.float8_e4m3fn)
     save_file(tensors, path, metadata={"format": "pt"})
-    recipe = recipe_of(corpus, start, tmp_path / "run", pipeline=2, rows=2)
+    recipe = replace(recipe, run=replace(recipe.run, start_hash=identity_of(start)))
 
     def refused(world):
         with pytest.raises((ModelError, CheckpointError), match=r"model\.") as caught:

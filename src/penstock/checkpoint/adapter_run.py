@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from penstock.checkpoint.find import SavedCheckpoint
-from penstock.checkpoint.layout import CheckpointIndex, Meta
+from penstock.checkpoint.layout import MODEL, CheckpointIndex, Meta
 from penstock.checkpoint.load import fill_boxes
 from penstock.checkpoint.load_start import fill_start
 from penstock.checkpoint.peft import base_weights_of, read_adapter, read_new_rows, read_settings
 from penstock.checkpoint.start import StartWeights, find_start, text_folder
-from penstock.checkpoint.tensors import MODEL
 from penstock.core.boxes import whole
 from penstock.core.errors import CheckpointError, ModelError
 from penstock.core.files import TOKENIZER_FILE
@@ -123,8 +122,7 @@ def open_merged(
         network: nn.Module = FAMILIES[model.model_type](model)
     network = on_device(network)
     state = network.state_dict()
-    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    fill_start(start, {name: (whole(t.shape), t) for name, t in state.items()}, shapes)
+    fill_start(start, {name: (whole(tensor.shape), tensor) for name, tensor in state.items()})
     for layer, adapter in adapters.items():
         weight = state[f"{layer}.weight"]
         rounding = "compute" if layer == OUTPUT_MATRIX else base  # only blocks are tuned rounded

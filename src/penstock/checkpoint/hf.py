@@ -22,8 +22,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from penstock.checkpoint.hf_folder import INDEX, SINGLE, names_in_index, no_weights, read_config
-from penstock.checkpoint.stored_head import HEAD
+from penstock.checkpoint.hf_folder import read_config
+from penstock.checkpoint.tensors import DTYPES
+from penstock.checkpoint.weight_files import (
+    INDEX,
+    SINGLE,
+    StoredTensor,
+    by_file,
+    damaged,
+    model_tensors,
+)
 from penstock.core.errors import ModelError, UsageError
 from penstock.core.files import commit, remove_tree, sync_directory, temporary_beside
 from penstock.core.packages import Package
@@ -70,39 +78,15 @@ def load_pretrained(
     """
     folder = Path(folder)
     whole = read_config(folder, ignored_keys=ignored_keys)
-    family = FAMILIES[whole.model_type]
-    present = {name for names in files_of(folder).values() for name in names}
-    names = stored_names(whole, present)
+    tensors = model_tensors(folder, whole, may_lack_head=may_lack_head)
     with unfilled():
-        model: Llama = family(sliced_config(whole, place))
-        stored = family(whole)
-    if may_lack_head and model.unembed is not None and HEAD not in present:
+        model: Llama = FAMILIES[whole.model_type](sliced_config(whole, place))
+    if "unembed.weight" not in tensors:
         model.unembed = None
-        del names["unembed.weight"]
-    shapes = {theirs: stored.get_parameter(ours).shape for ours, theirs in names.items()}
-    slices = {theirs: slice_of(ours, whole, place) for ours, theirs in names.items()}
-    read = dict(read_weights(folder, shapes, slices=slices))
-    dtype = dtype or type_of_most(folder, read, shapes)
-    state = {ours: read.pop(theirs).to(device, dtype) for ours, theirs in names.items()}
-    model.load_state_dict(state, assign=True)
+    dtype = dtype or type_of_most(tensors)
+    read = read_tensors(tensors, slices={name: slice_of(name, whole, place) for name in tensors})
+    model.load_state_dict({name: tensor.to(device, dtype) for name, tensor in read}, assign=True)
     return model.eval()
-
-
-def stored_names(config: LlamaConfig, stored: Collection[str]) -> dict[str, str]:
-    """Return Penstock's name -> name in a folder of every tensor.
-
-    `AutoModel` saves a model without its output matrix, and its names without the prefix `model.`. Of a tied
-    model either of the two matrices may be stored.
-
-    Args:
-        stored: names of the folder's tensors.
-    """
-    names: dict[str, str] = FAMILIES[config.model_type].hugging_face_names(config)
-    if not any(name.startswith(_PREFIX) for name in stored):
-        names = {ours: theirs.removeprefix(_PREFIX) for ours, theirs in names.items()}
-    if config.tie_word_embeddings and names["embed.weight"] not in stored and HEAD in stored:
-        names["embed.weight"] = HEAD
-    return names
 
 
 def save_pretrained(
@@ -184,14 +168,13 @@ def appearing(folder: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-_RESTORE = "Take config.json and the weights from one download of the model."
-
-
 def _check_state(given: set[str], expected: set[str]) -> None:
     wrong = sorted(given ^ expected)
     if wrong:
         raise ModelError(
-            f"The weights do not match the config ({', '.join(wrong[:3])})", got=len(wrong), fix=_RESTORE
+            f"The weights do not match the config ({', '.join(wrong[:3])})",
+            got=len(wrong),
+            fix="Take config.json and the weights from one download of the model.",
         )
 
 
@@ -209,43 +192,36 @@ def _sync(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-_NOT_LEARNED = ".rotary_emb.inv_freq"  # tables that transformers saved until 2023
-_PREFIX = "model."
-
-
-def read_weights(
-    folder: Path,
-    shapes: Mapping[str, torch.Size],
-    *,
-    copies: Collection[str] = (),
-    slices: Mapping[str, Slice | None] = MappingProxyType({}),
+def read_tensors(
+    tensors: Mapping[str, StoredTensor], *, slices: Mapping[str, Slice | None] = MappingProxyType({})
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a folder by name.
+    """Yield the numbers of tensors by name, file by file.
 
     Args:
-        shapes: shapes of the required tensors.
-        copies: names that may be present and are not read.
-        slices: rows or columns to read, by name; other tensors are read whole.
+        tensors: by any names.
+        slices: rows or columns to read, by the same names; other tensors are read whole.
 
     Raises:
-        ModelError: weights are missing, unexpected, of the wrong shape, damaged or pickled.
+        ModelError: a file is damaged.
     """
-    files = files_of(folder)
-    check_names(folder, {name for names in files.values() for name in names}, set(shapes), copies)
-    for path, names in files.items():
-        try:
-            with safetensors.safe_open(path, framework="pt") as file:
-                for name in names & set(shapes):
-                    stored = tuple(file.get_slice(name).get_shape())
-                    if stored != shapes[name]:
-                        raise ModelError(
-                            f"{name} in {path} has shape {stored}, but config.json "
-                            f"makes it {tuple(shapes[name])}",
-                            fix=_RESTORE,
-                        )
-                    yield name, read_slice(file, name, slices.get(name))
-        except (safetensors.SafetensorError, OSError) as error:
-            raise ModelError(f"{path} is damaged: {error}", fix="Download or export it again.") from error
+    for path, names in by_file(tensors, tensors).items():
+        with open_weights(path) as file:
+            for name in names:
+                yield name, read_slice(file, tensors[name].name, slices.get(name))
+
+
+@contextmanager
+def open_weights(path: Path) -> Iterator[Any]:  # Any: safetensors has no types
+    """Open a safetensors file.
+
+    Raises:
+        ModelError: it is damaged.
+    """
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            yield file
+    except (safetensors.SafetensorError, OSError) as error:
+        raise damaged(path, error) from error
 
 
 def read_slice(file: Any, name: str, part: Slice | None) -> Tensor:  # Any: safetensors has no types
@@ -289,97 +265,9 @@ def write_weights(
         (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
 
-def check_names(folder: Path, stored: set[str], expected: set[str], copies: Collection[str] = ()) -> None:
-    """Refuse a folder that lacks tensors of the model, or has others.
-
-    Args:
-        copies: names that may be present and are not read.
-
-    Raises:
-        ModelError: the message names them.
-    """
-    ignored = {name for name in stored if name.endswith(_NOT_LEARNED)} | set(copies)
-    if HEAD not in expected:
-        ignored.add(HEAD)  # some writers store a tied matrix twice
-    if expected - stored == {HEAD}:
-        raise ModelError(
-            f"{folder} has no output matrix: config.json does not tie it to the embedding, and no {HEAD} is "
-            "stored",
-            fix="Add the file that has it. transformers draws one at random. If the model was trained with "
-            "tied matrices, set tie_word_embeddings to true in config.json.",
-        )
-    missing, unexpected = sorted(expected - stored), sorted(stored - expected - ignored)
-    problems = [
-        f"{label}: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        for label, names in (("missing", missing), ("unexpected", unexpected))
-        if names
-    ]
-    if problems:
-        raise ModelError(
-            f"The weights in {folder} do not match its config.json ({'; '.join(problems)})",
-            fix="Check that the folder is complete and that config.json belongs to it.",
-        )
-
-
-def files_of(folder: Path) -> dict[Path, set[str]]:
-    """Return the tensor names stored in each safetensors file.
-
-    Raises:
-        ModelError: weights are missing, damaged, pickled or another user's.
-    """
-    index, single = folder / INDEX, folder / SINGLE
-    if index.is_file():
-        found = names_in_index(index)
-        for path in found:
-            _check_readable(path)
-        return found
-    if not single.is_file():
-        raise no_weights(folder)
-    _check_readable(single)
-    try:
-        with safetensors.safe_open(single, framework="pt") as file:
-            return {single: set(file.keys())}
-    except safetensors.SafetensorError as error:
-        raise ModelError(f"{single} is damaged: {error}", fix="Download or export it again.") from error
-
-
-def _check_readable(path: Path) -> None:
-    """Refuse a file of another user, which safetensors says does not exist."""
-    if path.is_file() and not os.access(path, os.R_OK):
-        raise ModelError(f"{path} may not be read by this user", fix="Let others read it: chmod a+r.")
-
-
-COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
-def type_of_most(
-    folder: Path, tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]
-) -> torch.dtype:
-    """Return the dtype of most numbers.
-
-    Args:
-        tensors: whole tensors, or a rank's part of each.
-        shapes: shapes of the whole tensors, so that all ranks agree.
-
-    Raises:
-        ModelError: some are stored in a dtype that requires a scale.
-    """
-    numbers = Counter[torch.dtype]()
-    for name, tensor in tensors.items():
-        check_dtype(folder, name, tensor)
-        numbers[tensor.dtype] += shapes[name].numel()
-    return numbers.most_common(1)[0][0]
-
-
-def check_dtype(folder: Path, name: str, tensor: Tensor) -> None:
-    """Refuse a tensor stored in a dtype that requires a scale.
-
-    Raises:
-        ModelError: the message names it.
-    """
-    if tensor.dtype not in COMPUTED:
-        raise ModelError(
-            f"{name} in {folder} is quantised, and nothing says how",
-            got=str(tensor.dtype).removeprefix("torch."),
-            fix="Use the model's bf16 or fp32 folder.",
-        )
+def type_of_most(tensors: Mapping[str, StoredTensor]) -> torch.dtype:
+    """Return the dtype of most numbers."""
+    numbers = Counter[str]()
+    for tensor in tensors.values():
+        numbers[tensor.dtype] += tensor.num_elements
+    return DTYPES[numbers.most_common(1)[0][0]]

@@ -1,4 +1,4 @@
-"""Hugging Face model folders without their numbers: config, weight files, identity; no torch."""
+"""Hugging Face model folders without their numbers: config and identity; no torch."""
 
 import hashlib
 import logging
@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from penstock.checkpoint.stored_head import differs_from_embedding
+from penstock.checkpoint.weight_files import INDEX, no_weights, read_header, weight_files
 from penstock.core.config import load_json
 from penstock.core.errors import ConfigError, ModelError
 from penstock.models.llama.config import LlamaConfig
@@ -18,8 +19,6 @@ log = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 
 
 def is_hugging_face(folder: Path) -> bool:
@@ -60,7 +59,7 @@ def read_config(folder: Path, *, ignored_keys: Collection[str] = ()) -> LlamaCon
         raise ModelError(f"{path}: {error}") from None
     for key in config.ignored_keys:
         _warn_of_ignored(path, key)
-    if config.tie_word_embeddings and differs_from_embedding(_weight_files(folder)):
+    if config.tie_word_embeddings and differs_from_embedding(weight_files(folder)):
         _warn_of_head(path)
         return replace(config, tie_word_embeddings=False)
     return config
@@ -78,46 +77,8 @@ def _warn_of_head(path: Path) -> None:
     )
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """Return the files of weights that are there."""
-    index, single = folder / INDEX, folder / SINGLE
-    if index.is_file():
-        return list(names_in_index(index))
-    return [single] if single.is_file() else []
-
-
-def names_in_index(index: Path) -> dict[Path, set[str]]:
-    """Return the tensor names stored in each file that an index names.
-
-    Raises:
-        ModelError: the index is damaged, or names a file that is missing in its folder.
-    """
-    files: dict[Path, set[str]] = {}
-    weight_map = load_json(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise ModelError(f"{index} has no weight_map", fix="Download or export it again.")
-    for name, file in weight_map.items():
-        path = index.parent / str(file)
-        if Path(str(file)).name != file or not path.is_file():
-            fix = "Download the whole folder again."
-            raise ModelError(f"{index} names a file that is missing in its folder", got=file, fix=fix)
-        files.setdefault(path, set()).add(name)
-    return files
-
-
-def no_weights(folder: Path) -> ModelError:
-    """Return the error for a folder without safetensors files."""
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
-        return ModelError(
-            f"{folder} contains only pickled weights, and opening a pickle can run code",
-            fix="Convert it with transformers: AutoModelForCausalLM.from_pretrained(a).save_pretrained(b).",
-        )
-    return ModelError(f"{folder} has no {SINGLE}", fix="Check that the folder is complete.")
-
-
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096
-_MOST_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
 
 
 def identity_of(folder: Path) -> str:
@@ -131,25 +92,19 @@ def identity_of(folder: Path) -> str:
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update((folder / CONFIG).read_bytes())
-    files = [folder / SINGLE]
+    files = weight_files(folder)
+    if not files:
+        raise no_weights(folder)
     if (index := folder / INDEX).is_file():
         digest.update(index.read_bytes())
-        files = sorted(names_in_index(index))
-    elif not files[0].is_file():
-        raise no_weights(folder)
     for path in files:
         with path.open("rb") as file:
+            header = read_header(file, path)
             size = os.fstat(file.fileno()).st_size
-            header = int.from_bytes(file.read(8), "little")
-            if header > min(size - 8, _MOST_HEADER_BYTES):
-                raise ModelError(
-                    f"{path} is no safetensors file, or is damaged: its header would have {header:,} bytes",
-                    got=f"a file of {size:,} bytes",
-                    fix="Download the whole folder again.",
-                )
-            digest.update(f"{path.name} {size} {header} ".encode())
-            digest.update(file.read(header))
+            digest.update(f"{path.name} {size} {len(header)} ".encode())
+            digest.update(header)
+            first = 8 + len(header)
             for sample in range(_SAMPLES):
-                file.seek(8 + header + max(0, size - header - 8 - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
+                file.seek(first + max(0, size - first - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
                 digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()

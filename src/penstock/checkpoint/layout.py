@@ -23,6 +23,8 @@ from penstock.obs.metric_names import CHECKPOINTS_FOLDER, checkpoint_name
 FOLDER = CHECKPOINTS_FOLDER
 name_of = checkpoint_name
 INDEX_FILE = "checkpoint.json"
+MODEL, OPTIMIZER = "model.", "optimizer."
+"""Prefixes of the names of tensors."""
 VERSION = 2
 NUMERICS = 2
 """Version of the order in which a training step computes. 2: one rank without FSDP2, losses in large chunks,

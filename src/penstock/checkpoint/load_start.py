@@ -7,26 +7,21 @@ mean is a sum in float64 over chunks of rows in a fixed order, so it is the same
 that hold new rows read the old ones for it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.checkpoint.hf import check_dtype, check_names, files_of, stored_names
+from penstock.checkpoint.hf import open_weights
+from penstock.checkpoint.layout import MODEL
 from penstock.checkpoint.load import fill_boxes
-from penstock.checkpoint.start import StartWeights, refuse_adapter
-from penstock.checkpoint.tensors import MODEL, held
+from penstock.checkpoint.start import StartWeights, check_weights
+from penstock.checkpoint.tensors import held
+from penstock.checkpoint.weight_files import StoredTensor, by_file, model_tensors
 from penstock.core.boxes import Box
-from penstock.core.errors import CheckpointError, ModelError
-from penstock.core.packages import Package
 from penstock.nn.new_rows import matrix_named
-
-if TYPE_CHECKING:
-    import safetensors
-else:
-    safetensors = Package("safetensors", "Hugging Face folders")
 
 GROWING = ("embed.weight", "unembed.weight")
 """Parameters with a row per token id."""
@@ -46,21 +41,20 @@ def load_start(start: StartWeights, parameters: Mapping[str, Tensor]) -> None:
     Raises:
         ModelError, CheckpointError: the weights are missing, of another shape, damaged or quantised.
     """
-    shapes = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
-    fill_start(start, {name: held(name, tensor) for name, tensor in parameters.items()}, shapes)
+    fill_start(start, {name: held(name, tensor) for name, tensor in parameters.items()})
 
 
 @torch.no_grad()
-def fill_start(start: StartWeights, targets: Targets, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def fill_start(start: StartWeights, targets: Targets) -> None:
     """Fill tensors with boxes of starting weights.
 
     Args:
-        shapes: shape of each whole parameter, in the model that is started.
+        targets: of a model with the start's config, but for more token ids.
 
     Raises:
         ModelError, CheckpointError: as in `load_start`.
     """
-    read = _reader(start, shapes)
+    read = _reader(start)
     old, grown = {}, {}
     for name, (box, local) in targets.items():
         if name in GROWING:
@@ -89,8 +83,7 @@ def load_new_rows(start: StartWeights, parameters: Mapping[str, Tensor]) -> None
         _, local = held(name, tensor)
         if local.numel():
             matrix, num_rows, width = matrix_named(name), start.model.vocab_size, tensor.shape[1]
-            read = _reader(start, {matrix: (num_rows, width)})
-            local.copy_(_mean_row(read, matrix, num_rows=num_rows, width=width))
+            local.copy_(_mean_row(_reader(start), matrix, num_rows=num_rows, width=width))
 
 
 def _mean_row(read: Callable[[Targets], None], name: str, *, num_rows: int, width: int) -> Tensor:
@@ -102,25 +95,12 @@ def _mean_row(read: Callable[[Targets], None], name: str, *, num_rows: int, widt
     return total / num_rows
 
 
-def _reader(start: StartWeights, shapes: Mapping[str, tuple[int, ...]]) -> Callable[[Targets], None]:
+def _reader(start: StartWeights) -> Callable[[Targets], None]:
     """Return a function that fills tensors from the stored ones."""
-    expected = {
-        name: (start.model.vocab_size, *shape[1:]) if name in GROWING else shape
-        for name, shape in shapes.items()
-    }
     if start.saved is None:
-        return _Folder(start, expected).fill
-    refuse_adapter(start)
+        return partial(_fill_from_folder, model_tensors(start.folder, start.model))
+    check_weights(start)
     saved, index = start.saved, start.saved.index()
-    for name, shape in expected.items():
-        entry = index.tensors.get(f"{MODEL}{name}")
-        if entry is None or entry.shape != shape:
-            stored = "no such tensor" if entry is None else f"{entry.shape}"
-            raise CheckpointError(
-                f"{saved} does not match the model: {name} of shape {shape}",
-                got=stored,
-                fix="Give the run or checkpoint of a model of these sizes.",
-            )
 
     def fill(targets: Targets) -> None:
         fill_boxes(saved, index, {f"{MODEL}{name}": target for name, target in targets.items()})
@@ -128,44 +108,15 @@ def _reader(start: StartWeights, shapes: Mapping[str, tuple[int, ...]]) -> Calla
     return fill
 
 
-class _Folder:
-    """Weights of a Hugging Face folder.
+def _fill_from_folder(tensors: Mapping[str, StoredTensor], targets: Targets) -> None:
+    for path, names in by_file(tensors, targets).items():
+        with open_weights(path) as file:
+            for name in names:
+                box, local = targets[name]
+                local.copy_(_read_box(file, tensors[name].name, box))
 
-    Args:
-        shapes: expected shapes of the stored tensors, by our names.
-    """
 
-    def __init__(self, start: StartWeights, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self._folder, self._shapes = start.folder, shapes
-        self._files = files_of(start.folder)
-        stored = {name for names in self._files.values() for name in names}
-        self._names = stored_names(start.model, stored)
-        check_names(start.folder, stored, set(self._names.values()))
-
-    def fill(self, targets: Targets) -> None:
-        """Fill tensors from the boxes of the stored ones."""
-        ours = {self._names[name]: name for name in targets}
-        for path, stored in self._files.items():
-            for theirs, tensor in self._open(path, {n: targets[ours[n]][0] for n in stored & ours.keys()}):
-                targets[ours[theirs]][1].copy_(tensor)
-
-    def _open(self, path: Path, boxes: Mapping[str, Box]) -> Iterator[tuple[str, Tensor]]:
-        if not boxes:
-            return
-        ours = {theirs: name for name, theirs in self._names.items()}
-        try:
-            with safetensors.safe_open(path, framework="pt") as file:
-                for name, box in boxes.items():
-                    stored = file.get_slice(name)
-                    shape, expected = tuple(stored.get_shape()), self._shapes[ours[name]]
-                    if shape != expected:
-                        raise ModelError(
-                            f"{name} in {path} has shape {shape}, but config.json makes it {expected}",
-                            fix="Take config.json and the weights from one download of the model.",
-                        )
-                    some = zip(box.offsets, box.sizes, strict=True)
-                    tensor: Tensor = stored[tuple(slice(first, first + size) for first, size in some)]
-                    check_dtype(self._folder, name, tensor)
-                    yield name, tensor
-        except (safetensors.SafetensorError, OSError) as error:
-            raise ModelError(f"{path} is damaged: {error}", fix="Download or export it again.") from error
+def _read_box(file: Any, name: str, box: Box) -> Tensor:  # Any: safetensors has no types
+    some = zip(box.offsets, box.sizes, strict=True)
+    tensor: Tensor = file.get_slice(name)[tuple(slice(first, first + size) for first, size in some)]
+    return tensor

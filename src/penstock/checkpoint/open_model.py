@@ -6,8 +6,8 @@ from torch import nn
 
 from penstock.checkpoint.adapter_run import merged_model
 from penstock.checkpoint.find import find
+from penstock.checkpoint.layout import MODEL
 from penstock.checkpoint.load import fill_boxes
-from penstock.checkpoint.tensors import MODEL
 from penstock.core.boxes import Box
 from penstock.core.files import TOKENIZER_FILE
 from penstock.models import FAMILIES

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from penstock.checkpoint.hf import appearing, read_weights, write_weights
+from penstock.checkpoint.hf import appearing, read_tensors, write_weights
+from penstock.checkpoint.weight_files import select, stored_tensors
 from penstock.core.config import load_json
 from penstock.core.errors import ConfigError, UsageError
 from penstock.models.speculator import MODEL_TYPE, Speculator, SpeculatorConfig, stored_names
@@ -36,11 +37,10 @@ def load_speculator(folder: Path, *, dtype: torch.dtype | None = None) -> Specul
     with unfilled():
         speculator = Speculator(config)
     names = stored_names(config)
-    shapes = {theirs: speculator.get_parameter(ours).shape for ours, theirs in names.items()}
+    shapes = {name: tuple(speculator.get_parameter(name).shape) for name in names}
     untied = SpeculatorConfig.from_json({**config.to_json(), "tie_weights": False})
-    copies = set(stored_names(untied).values()) - set(shapes)  # some writers store shared tensors repeatedly
-    read = dict(read_weights(folder, shapes, copies=copies))
-    state = {ours: read[theirs] for ours, theirs in names.items()}
+    copies = set(stored_names(untied).values()) - set(names.values())  # some writers store shared ones again
+    state = dict(read_tensors(select(folder, stored_tensors(folder), names, shapes, copies=copies)))
     speculator.load_state_dict(state, strict=False, assign=True)  # shared tensors have one name here
     assert not any(parameter.is_meta for parameter in speculator.parameters()), list(state)
     if dtype is not None:

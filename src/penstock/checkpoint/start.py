@@ -7,7 +7,8 @@ from pathlib import Path
 
 from penstock.checkpoint.find import SavedCheckpoint, find
 from penstock.checkpoint.hf_folder import identity_of, is_adapter, is_hugging_face, read_config
-from penstock.checkpoint.layout import INDEX_FILE
+from penstock.checkpoint.layout import INDEX_FILE, MODEL
+from penstock.checkpoint.weight_files import model_tensors
 from penstock.core.errors import CheckpointError, ConfigError, ModelError
 from penstock.models.llama.config import LlamaConfig
 
@@ -68,17 +69,31 @@ def not_a_model(folder: Path) -> ModelError:
     )
 
 
-def refuse_adapter(start: StartWeights) -> None:
-    """Refuse the checkpoint of a run that tunes an adapter: it has the adapter only, and no weights.
+def check_weights(start: StartWeights) -> None:
+    """Refuse weights that are not those of their config. Only headers and the index are read.
 
     Raises:
-        CheckpointError: with the command that makes weights of it.
+        ModelError: tensors of the folder are missing, unexpected, of another shape, quantised or damaged.
+        CheckpointError: the checkpoint is one of an adapter, which has no weights but the adapter's; or lacks
+            tensors.
     """
-    if start.saved is not None and start.saved.index().meta.adapter is not None:
+    if start.saved is None:
+        model_tensors(start.folder, start.model)
+        return
+    index = start.saved.index()
+    if index.meta.adapter is not None:
         raise CheckpointError(
             f"{start.saved} has an adapter only, not the weights that it adapts",
             fix=f"Merge them: penstock export {start.folder} --merge --out FOLDER; then start from FOLDER.",
         )
+    for name, shape in start.model.parameter_shapes.items():
+        entry = index.tensors.get(f"{MODEL}{name}")
+        if entry is None or entry.shape != shape:
+            raise CheckpointError(
+                f"{start.saved} does not match its model: {name} of shape {shape}",
+                got="no such tensor" if entry is None else f"{entry.shape}",
+                fix="Give another checkpoint of the run.",
+            )
 
 
 def text_folder(folder: Path) -> Path:

@@ -4,9 +4,7 @@ Some writers store a tied output matrix a second time. Other folders hold an out
 although config.json ties it to the embedding. transformers uses that matrix, and so does Penstock.
 """
 
-import json
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-HEAD = "lm_head.weight"
+from penstock.checkpoint.weight_files import HEAD, StoredTensor, tensors_of
+from penstock.core.errors import ModelError
+
 EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight")
 """Names of the embedding: of a causal model, and of a model that was saved without its output matrix."""
 
@@ -32,51 +32,29 @@ def differs_from_embedding(files: Iterable[Path]) -> bool:
     """
     try:
         return _differs(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in files))
-    except (OSError, ValueError, KeyError, TypeError):  # a damaged file, which opening it names
+    except (OSError, ModelError):  # a damaged file, which opening it names
         return False
 
 
 @cache  # a command reads the config of a folder several times
 def _differs(files: tuple[tuple[Path, int, int], ...]) -> bool:
-    found = {name: entry for path, _, _ in files for name, entry in _entries(path)}
+    found = {name: tensor for path, _, _ in files for name, tensor in tensors_of(path).items()}
     head = found.get(HEAD)
     embedding = next((found[name] for name in EMBEDDINGS if name in found), None)
     if head is None or embedding is None:
         return False
-    (_, one, _), (_, other, _) = head, embedding
-    if one["shape"] != other["shape"] or (
-        one["dtype"] != other["dtype"] and not _TYPES.keys() >= {one["dtype"], other["dtype"]}
-    ):
-        return True
-    chunks = zip(_chunks(*head), _chunks(*embedding), strict=True)
+    if head.shape != embedding.shape or not _TYPES.keys() >= {head.dtype, embedding.dtype}:
+        return True  # whoever opens the folder then checks the matrix
+    chunks = zip(_chunks(head), _chunks(embedding), strict=True)
     return not all(np.array_equal(ours, theirs, equal_nan=True) for ours, theirs in chunks)
 
 
-_Entry = tuple[Path, Mapping[str, Any], int]  # Any: JSON
-"""File, the tensor's entry in its header, and where its bytes begin."""
-
-
-def _entries(path: Path) -> Iterator[tuple[str, _Entry]]:
-    """Yield the tensors of a safetensors file: a JSON header after its length, then their bytes."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > path.stat().st_size:
-            raise ValueError(f"{path} has no header")
-        header = json.loads(file.read(length))
-    for name in (HEAD, *EMBEDDINGS):
-        if name in header:
-            yield name, (path, header[name], 8 + length + header[name]["data_offsets"][0])
-
-
-def _chunks(path: Path, entry: Mapping[str, Any], start: int) -> Iterator[npt.NDArray[Any]]:
-    """Yield a tensor's numbers, some at a time; of a dtype that NumPy lacks, their bytes."""
-    kind = _TYPES.get(entry["dtype"], "<u1")
-    first, past = entry["data_offsets"]
-    count = math.prod(entry["shape"]) if entry["dtype"] in _TYPES else past - first
-    stored = np.memmap(path, kind, "r", start, (count,))
-    for at in range(0, count, _CHUNK):
+def _chunks(tensor: StoredTensor) -> Iterator[npt.NDArray[Any]]:
+    """Yield a tensor's numbers, some at a time."""
+    stored = np.memmap(tensor.file, _TYPES[tensor.dtype], "r", tensor.start, (tensor.num_elements,))
+    for at in range(0, tensor.num_elements, _CHUNK):
         part = stored[at : at + _CHUNK]
-        if entry["dtype"] == "BF16":  # the upper half of a float32
+        if tensor.dtype == "BF16":  # the upper half of a float32
             yield (part.astype(np.uint32) << 16).view(np.float32)
         else:
             yield np.asarray(part)

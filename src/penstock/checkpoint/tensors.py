@@ -5,12 +5,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from penstock.checkpoint.layout import MODEL, OPTIMIZER
 from penstock.core.boxes import Box, whole
 from penstock.core.errors import CheckpointError
 from penstock.nn.dtensor import is_dtensor
 from penstock.nn.init import held_box
-
-MODEL, OPTIMIZER = "model.", "optimizer."
 
 DTYPES = {
     "F64": torch.float64,

@@ -22,6 +22,7 @@ from penstock.text.token_bytes import token_bytes
 from penstock.text.tokenizer import Tokenizer
 from penstock.train.recipe.config import RunConfig, TrainConfig
 from penstock.train.recipe.planned_changes import changes, micro_batch_sizes
+from penstock.train.tune.check_corpora import check_corpora
 
 log = logging.getLogger(__name__)
 
@@ -219,6 +220,17 @@ def continue_from_newest(config: TrainConfig, loader: Loader) -> None:
         with suppress(CheckpointDamaged):
             continue_from(config, loader, saved)
             return
+
+
+def check_data(config: TrainConfig, loader: Loader) -> None:
+    """Refuse corpora that are not what the recipe learns from, are too small, or have other tokenizers.
+
+    Raises:
+        ConfigError: with the corpus.
+    """
+    check_corpora(config, loader.corpora)
+    check_supply(config, loader)
+    check_tokenizers(loader, start_from=config.run.start_from)
 
 
 def check_tokenizers(loader: Loader, *, start_from: str = "") -> None:

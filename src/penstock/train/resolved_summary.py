@@ -12,8 +12,7 @@ from penstock.data.packing import PADDING_RULES
 from penstock.data.schedule.adaptive import thousandths
 from penstock.parallel.layout import layout_of
 from penstock.train.data_setup import (
-    check_supply,
-    check_tokenizers,
+    check_data,
     continue_from_newest,
     heldout_rows,
     train_loader,
@@ -70,8 +69,7 @@ def derive(config: TrainConfig, *, world_size: int) -> Derived:
     layout = layout_of(config.parallel, world_size=world_size)
     loader = train_loader(config, rank=0, world_size=layout.num_data, deliver="numpy")
     continue_from_newest(config, loader)
-    check_supply(config, loader)
-    check_tokenizers(loader, start_from=config.run.start_from)
+    check_data(config, loader)
     heldout = heldout_rows(config)
     local = data.global_batch_size // layout.num_data
     rows = check_rows(config, world_size=layout.num_data)

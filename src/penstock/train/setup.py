@@ -40,8 +40,7 @@ from penstock.text.companions import companions_of, with_end_ids
 from penstock.text.tokenizer import Tokenizer
 from penstock.train.adaptive import Adaptive
 from penstock.train.data_setup import (
-    check_supply,
-    check_tokenizers,
+    check_data,
     checkpoints,
     continue_from,
     continue_from_newest,
@@ -62,7 +61,6 @@ from penstock.train.starts import KeptRecipe, keep_recipe
 from penstock.train.state import TrainState
 from penstock.train.tune.base_sharding import is_whole
 from penstock.train.tune.choose import (
-    check_answers,
     choose_objective,
     lacks_reference,
     reference_rows,
@@ -216,9 +214,7 @@ def open_state(
     open_loader = partial(train_loader, config, rank=mesh.data_rank, world_size=num_data, deliver=deliver)
     loader = open_loader()
     continue_from_newest(config, loader)  # early: refuses an impossible resume before anything is built
-    check_answers(config, loader.corpora)
-    check_supply(config, loader)
-    check_tokenizers(loader, start_from=config.run.start_from)
+    check_data(config, loader)
     model, spread = build_model(config, world, mesh)
     schedule = _schedule(config, mesh, spread)
     adaptive = Adaptive(config.data.adaptive, list(loader.corpora)) if config.data.is_adaptive else None

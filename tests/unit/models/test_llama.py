@@ -103,6 +103,7 @@ def test_nothing_has_to_be_rebuilt_after_construction_on_the_meta_device():
 def test_num_parameters_is_what_the_model_has(changes):
     model = built(**changes)
     assert model.config.num_parameters == sum(p.numel() for p in model.parameters())
+    assert model.config.parameter_shapes == {n: tuple(p.shape) for n, p in model.named_parameters()}
 
 
 def test_training_flops_are_those_that_torch_counts():

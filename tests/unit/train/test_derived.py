@@ -15,6 +15,7 @@ from penstock.train.recipe.load import build_recipe
 from penstock.train.recipe.planned_changes import check_rows
 from penstock.train.resolved_summary import derive
 from penstock.train.tune.config import TuneConfig
+from tests.preferences import answers, pairs_corpus
 
 ROWS = 75  # of 16 tokens in the corpus
 
@@ -44,6 +45,19 @@ def test_the_numbers_of_a_run_are_products_of_its_recipe(raw: dict[str, Any], tm
     }
     assert expected.items() <= derived.numbers.items()
     assert not (tmp_path / "run").exists(), "nothing was started"
+
+
+def test_a_corpus_that_the_loss_cannot_learn_from_is_refused(raw: dict[str, Any], tmp_path: Path) -> None:
+    raw["data"]["corpora"]["c"]["path"] = str(pairs_corpus(tmp_path / "pairs", answers(9)))
+    with pytest.raises(ConfigError, match=r"Corpus 'c' has rejected answers, and tune\.loss 'next_token'"):
+        derive(recipe_of(raw, "data.packing=concat", "run.steps=1"), world_size=1)
+
+
+def test_a_corpus_without_a_teacher_is_refused(raw: dict[str, Any]) -> None:
+    recipe = recipe_of(raw)
+    distilled = replace(recipe, tune=TuneConfig(loss="distillation"))
+    with pytest.raises(ConfigError, match=r"needs a teacher's tokens for corpus 'c'"):
+        derive(distilled, world_size=1)
 
 
 def test_what_is_shown_can_be_given_back_as_settings(raw: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Config of a decoder of any family, with the field names of Hugging Face; no torch."""
 
 from dataclasses import dataclass
-from math import inf
+from math import inf, prod
 
 from penstock.core.errors import ConfigError
 from penstock.models.families import FAMILY, NEUTRAL, Family, ModelType, families_with, supported_families
@@ -171,22 +171,47 @@ class LlamaConfig:
         }
 
     @property
+    def block_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of a block's parameters by name, in model order: "attention.query.weight"."""
+        hidden, linear = (self.hidden_size,), self.linear_shapes
+        shapes: dict[str, tuple[int, ...]] = {"attention_norm.weight": hidden}
+        for name in ("query", "key", "value", "output"):
+            shapes[f"attention.{name}.weight"] = linear[name]
+            if name in self.attention_biases:
+                shapes[f"attention.{name}.bias"] = linear[name][:1]
+        if self.family.has_query_key_norm:
+            norms = ("attention.query_norm.weight", "attention.key_norm.weight")
+            shapes |= dict.fromkeys(norms, (self.size_of_head,))
+        shapes["mlp_norm.weight"] = hidden
+        for name in ("gate", "up", "down"):
+            shapes[f"mlp.{name}.weight"] = linear[name]
+            if self.mlp_bias:
+                shapes[f"mlp.{name}.bias"] = linear[name][:1]
+        return shapes
+
+    @property
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the model's parameters by name, in model order."""
+        matrix = (self.vocab_size, self.hidden_size)
+        block = self.block_shapes
+        return {
+            "embed.weight": matrix,
+            **{
+                f"layers.{layer}.{name}": shape
+                for layer in range(self.num_hidden_layers)
+                for name, shape in block.items()
+            },
+            "norm.weight": (self.hidden_size,),
+            **({} if self.tie_word_embeddings else {"unembed.weight": matrix}),
+        }
+
+    @property
     def num_parameters(self) -> int:
         """Number of trainable numbers; a tied embedding counts once."""
-        query = self.num_attention_heads * self.size_of_head
-        key_value = self.key_value_heads * self.size_of_head
-        widths = {"query": query, "key": key_value, "value": key_value, "output": self.hidden_size}
-        attention = 2 * self.hidden_size * (query + key_value)
-        attention += sum(widths[name] for name in self.attention_biases)
-        if self.family.has_query_key_norm:
-            attention += 2 * self.size_of_head
-        feed_forward = 3 * self.hidden_size * self.intermediate_size
-        if self.mlp_bias:
-            feed_forward += 2 * self.intermediate_size + self.hidden_size
-        block = attention + feed_forward + 2 * self.hidden_size
+        block = sum(map(prod, self.block_shapes.values()))
         matrices = 1 if self.tie_word_embeddings else 2
-        embeddings = matrices * self.vocab_size * self.hidden_size
-        return self.num_hidden_layers * block + embeddings + self.hidden_size
+        ends = matrices * self.vocab_size * self.hidden_size + self.hidden_size
+        return self.num_hidden_layers * block + ends
 
     def flops_per_token(self, seq_len: int) -> float:
         """Return the floating-point operations of training per token, forward and backward.

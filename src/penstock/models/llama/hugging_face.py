@@ -190,17 +190,12 @@ _BLOCK = {
 
 def hugging_face_names(config: LlamaConfig) -> dict[str, str]:
     """Return Penstock's name -> Hugging Face's name of every tensor, in model order."""
-    names = {"embed.weight": _MODEL["embed.weight"]}
-    biased = {f"attention.{name}" for name in config.attention_biases}
-    if config.mlp_bias:
-        biased |= {"mlp.gate", "mlp.up", "mlp.down"}
-    absent = set() if config.family.has_query_key_norm else {"attention.query_norm", "attention.key_norm"}
-    block = {ours: theirs for ours, theirs in _BLOCK.items() if ours not in absent}
-    for layer in range(config.num_hidden_layers):
-        for ours, theirs in block.items():
-            for kind in ("weight", "bias") if ours in biased else ("weight",):
-                names[f"layers.{layer}.{ours}.{kind}"] = f"model.layers.{layer}.{theirs}.{kind}"
-    names["norm.weight"] = _MODEL["norm.weight"]
-    if not config.tie_word_embeddings:
-        names["unembed.weight"] = _MODEL["unembed.weight"]
+    names = {}
+    for name in config.parameter_shapes:
+        if name in _MODEL:
+            names[name] = _MODEL[name]
+            continue
+        _, layer, inside = name.split(".", 2)
+        part, _, kind = inside.rpartition(".")
+        names[name] = f"model.layers.{layer}.{_BLOCK[part]}.{kind}"
     return names

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint.find import SavedCheckpoint
+from penstock.checkpoint.layout import MODEL
 from penstock.checkpoint.load import load_into
-from penstock.checkpoint.tensors import MODEL
 from penstock.nn.dtensor import detached_local
 from penstock.parallel.slices import like
 from penstock.train.islands.outer_optimizer import Outer, split_like

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.checkpoint.find import saved_of
 from penstock.checkpoint.layout import INDEX_FILE, name_of
-from penstock.checkpoint.start import StartWeights, find_start, refuse_adapter
+from penstock.checkpoint.start import StartWeights, check_weights, find_start
 from penstock.core import config
 from penstock.core.config import Raw
 from penstock.core.errors import ConfigError, PenstockError
@@ -94,7 +94,7 @@ def start_of(
 
     Raises:
         ConfigError: the folder is a run that is still training, and no step of it is named.
-        ModelError, CheckpointError: it has an adapter only, or no weights that can be opened.
+        ModelError, CheckpointError: it has an adapter only, or weights that are not those of its config.
     """
     folder, step = Path(run["start_from"]), run.get("start_step")
     if step is None and before is not None:
@@ -108,7 +108,7 @@ def start_of(
             "checkpoints are removed as it trains. run.start_step = N takes one of them.",
         )
     start = find_start(folder, step=step, ignored_keys=ignored_keys)
-    refuse_adapter(start)
+    check_weights(start)
     return start
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from penstock.data.corpus.columns import TEACHER_IDS, TEACHER_LOG_PROBS
 from penstock.data.types import IGNORED_LABEL
 from penstock.nn.head import OutputHead
 from penstock.nn.top_k_divergence import top_k_divergence
@@ -18,7 +19,6 @@ from penstock.parallel.mesh import World
 from penstock.train.next_token import CorpusSums, NextToken
 from penstock.train.objective import DeviceBatch, Finish
 from penstock.train.state import TrainState
-from penstock.train.tune.teacher import TEACHER_IDS, TEACHER_LOG_PROBS
 
 
 @dataclass(frozen=True, slots=True)

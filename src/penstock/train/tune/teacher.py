@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 import torch
 from torch import Tensor
 
 from penstock.core.env import Ranks
 from penstock.core.errors import UsageError
+from penstock.data.corpus.columns import TEACHER_IDS, TEACHER_LOG_PROBS
 from penstock.data.corpus.corpus import Corpus
 from penstock.data.corpus.manifest import ColumnEntry
 from penstock.data.corpus_rows import CorpusRows
@@ -18,11 +18,6 @@ from penstock.nn.head import OutputHead
 from penstock.nn.loss_chunks import chunk_tokens
 from penstock.parallel.mesh import World
 from penstock.train.tune.corpus_pass import BLOCK_TOKENS, Partial, Pass, blocks_from, score_block
-
-TEACHER_IDS: Final = "teacher_ids"
-"""Column: ids of the teacher's k most likely tokens, the most likely first."""
-TEACHER_LOG_PROBS: Final = "teacher_logprobs"
-"""Column: their log-probabilities in nats."""
 
 
 def top_k_scores(

@@ -48,7 +48,10 @@ def test_the_model_is_that_of_the_folder(tmp_path, model):
 def test_a_file_whose_header_is_beyond_its_end_is_refused(tmp_path, model, content):
     folder = shutil.copytree(model, tmp_path / "model")
     (folder / "model.safetensors").write_bytes(content)
-    with pytest.raises(ModelError, match=r"no safetensors file, or is damaged.*Download"):
+    with pytest.raises(
+        ModelError,
+        match=r"is damaged: its header would have .* no safetensors file.*Download",
+    ):
         identity_of(folder)
 
 
@@ -144,6 +147,62 @@ def test_pickled_weights_are_refused_before_the_run(tmp_path, model):
     (tmp_path / "start" / "model.safetensors").rename(tmp_path / "start" / "pytorch_model.bin")
     with pytest.raises(ModelError, match="only pickled weights"):
         build_recipe(recipe(tmp_path, tmp_path / "start"))
+
+
+def without_head(tensors):
+    return {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+
+
+def without_a_norm(tensors):
+    return {name: tensor for name, tensor in tensors.items() if name != "model.norm.weight"}
+
+
+def with_another_layer(tensors):
+    return {**tensors, "model.layers.2.mlp.up_proj.weight": tensors["model.norm.weight"].clone()}
+
+
+def narrower(tensors):
+    return {**tensors, "model.layers.1.mlp.up_proj.bias": tensors["model.layers.1.mlp.up_proj.bias"][:-1]}
+
+
+def quantised(tensors):
+    return {name: tensor.char() if "q_proj.weight" in name else tensor for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (without_head, r"has no output matrix: .* set tie_word_embeddings to true"),
+        (without_a_norm, r"missing: model\.norm\.weight"),
+        (with_another_layer, r"unexpected: model\.layers\.2\.mlp\.up_proj\.weight"),
+        (narrower, r"up_proj\.bias in .* has shape \(51,\), but config\.json makes it \(52,\)"),
+        (quantised, r"q_proj\.weight in .* is quantised, and nothing says how \(got 'I8'\)"),
+    ],
+)
+def test_weights_that_do_not_fit_their_config_are_refused_before_the_run(tmp_path, model, change, said):
+    folder = shutil.copytree(model, tmp_path / "model")
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=said):
+        build_recipe(recipe(tmp_path, folder))
+
+
+def test_a_truncated_file_is_refused_before_the_run(tmp_path, model):
+    folder = shutil.copytree(model, tmp_path / "model")
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[:-1])
+    said = rf"damaged: it has {len(content) - 1:,} bytes, and its header describes {len(content):,}"
+    with pytest.raises(ModelError, match=said):
+        build_recipe(recipe(tmp_path, folder))
+
+
+def test_an_index_that_names_a_tensor_of_another_file_is_refused_before_the_run(tmp_path, model):
+    folder = shutil.copytree(model, tmp_path / "model")
+    names = [*load_file(folder / "model.safetensors"), "model.absent.weight"]
+    index = {"weight_map": dict.fromkeys(names, "model.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"names model\.absent\.weight in model\.safetensors, which"):
+        build_recipe(recipe(tmp_path, folder))
 
 
 def test_the_identity_sees_config_headers_and_numbers_but_no_path(tmp_path, model):

@@ -8,7 +8,8 @@ from penstock.core.errors import ConfigError
 from penstock.data.corpus.open import open_corpus
 from penstock.testing.corpora import write_corpus
 from penstock.train.recipe.load import build_recipe
-from penstock.train.tune.choose import check_answers, model_key
+from penstock.train.tune.check_corpora import check_corpora
+from penstock.train.tune.choose import model_key
 from tests.preferences import answers, pairs_corpus, thumbs_corpus
 
 
@@ -50,14 +51,14 @@ def corpora(tmp_path):
 )
 def test_a_corpus_of_another_kind_is_refused_with_what_to_do(recipe, corpora, loss, corpus, said):
     with pytest.raises(ConfigError, match=said):
-        check_answers(recipe(loss), {"c": corpora[corpus]})
+        check_corpora(recipe(loss), {"c": corpora[corpus]})
 
 
 @pytest.mark.parametrize(
     ("loss", "corpus"), [("dpo", "pairs"), ("simpo", "pairs"), ("kto", "thumbs"), ("next_token", "plain")]
 )
 def test_what_the_loss_learns_from_is_accepted(recipe, corpora, loss, corpus):
-    check_answers(recipe(loss), {"c": corpora[corpus]})
+    check_corpora(recipe(loss), {"c": corpora[corpus]})
 
 
 def test_a_corpus_without_a_learned_token_is_refused_with_what_to_do(recipe, tmp_path):
@@ -65,7 +66,7 @@ def test_a_corpus_without_a_learned_token_is_refused_with_what_to_do(recipe, tmp
     with pytest.raises(
         ConfigError, match=r"'c' has no token that is learned, of 27 \(got '.*none'\)\. Prepare"
     ):
-        check_answers(recipe("next_token"), {"c": open_corpus(folder)})
+        check_corpora(recipe("next_token"), {"c": open_corpus(folder)})
 
 
 @pytest.mark.parametrize(
