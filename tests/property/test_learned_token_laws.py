@@ -73,7 +73,8 @@ EMPTY = st.one_of(TEXT, st.just(""))
 
 @st.composite
 def conversations(draw, *, with_tools, reasons):
-    """Return (messages, tools): one to four exchanges, with calls if there are tools.
+    """Return (messages, tools): one to three exchanges. If there are tools, up to three turns with one or two
+    calls come before an answer.
 
     Args:
         reasons: the last turn may have reasoning; earlier ones may in any case.
@@ -83,11 +84,19 @@ def conversations(draw, *, with_tools, reasons):
     exchanges = draw(st.integers(1, 3))
     for exchange in range(exchanges):
         messages.append({"role": "user", "content": draw(TEXT)})
-        if tools and draw(st.booleans()):
-            function = {"name": "weather", "arguments": {"city": draw(TEXT), "days": draw(NUMBER)}}
-            call = {"id": "abcdefghi", "type": "function", "function": function}
-            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-            messages.append({"role": "tool", "content": draw(TEXT), "tool_call_id": "abcdefghi"})
+        for _ in range(draw(st.integers(0, 3)) if tools else 0):
+            ids = [f"abcdefgh{number}" for number in range(draw(st.integers(1, 2)))]
+            functions = [
+                {"name": "weather", "arguments": {"city": draw(TEXT), "days": draw(NUMBER)}} for _ in ids
+            ]
+            calls = [
+                {"id": one, "type": "function", "function": function}
+                for one, function in zip(ids, functions, strict=True)
+            ]
+            messages.append({"role": "assistant", "content": "", "tool_calls": calls})
+            messages += [
+                {"role": "tool", "name": "weather", "content": draw(TEXT), "tool_call_id": one} for one in ids
+            ]
         answer = {"role": "assistant", "content": draw(EMPTY)}
         if draw(st.integers(0, 3)) == 0 and (reasons or exchange < exchanges - 1):
             answer[draw(st.sampled_from(REASONING_KEYS))] = draw(TEXT)

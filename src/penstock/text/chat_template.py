@@ -12,7 +12,7 @@ but the last:
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -145,7 +145,8 @@ def render(
             raise UsageError(
                 f"The chat template fails with the variables {names}: {error}", fix=fix
             ) from None
-        raise ModelError(f"The model's chat template fails: {error}") from error
+        fix = _OWN_BODY if isinstance(error, SyntaxError) and "loop" in str(error) else ""
+        raise ModelError(f"The model's chat template fails: {error}", fix=fix) from error
 
 
 def _fails_so(error: Exception, source: str, known: Mapping[str, object]) -> bool:
@@ -228,8 +229,17 @@ def _token(stored: Any) -> str | None:  # Any: JSON; a text, or an object with t
     return stored if isinstance(stored, str) else None
 
 
-_FAILURES = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What a template raises that cannot be rendered; AttributeError comes from filters such as `dictsort`."""
+_FAILURES = (
+    *(jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError),
+    *(SyntaxError, RecursionError),
+)
+"""What a template raises that cannot be rendered. AttributeError comes from filters such as `dictsort`;
+SyntaxError from Python, into which Jinja translates a template, for a `{% break %}` outside a loop."""
+
+_OWN_BODY = (
+    "Let {% break %} and {% continue %} stand in their loop: {% generation %}, {% call %} and {% macro %} "
+    "between them and the loop are bodies of their own, in transformers too."
+)
 
 
 class _RefusedMessages(Exception):
@@ -246,23 +256,28 @@ ANSWER_MARKS = "\ufdd4\ufdd5"
 class _Generation(Extension):
     """Jinja extension that accepts `{% generation %}`, a training mark of answers.
 
-    What is set inside is unknown outside, as in transformers, where the block is the body of a call.
+    The block is the body of a call, as in transformers: what is set inside is unknown outside, and
+    `{% break %}` and `{% continue %}` do not reach a loop outside.
     """
 
     tags = {"generation"}  # noqa: RUF012, as jinja2 declares it
 
-    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
+    def parse(self, parser: Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return [jinja2.nodes.Scope(body, lineno=line)]
+        return jinja2.nodes.CallBlock(self.call_method("written"), [], [], body).set_lineno(line)
+
+    def written(self, caller: Callable[[], str]) -> str:
+        """Return what the block writes."""
+        return caller()
 
 
 class _MarkedGeneration(_Generation):
     """The same, with a mark written at both ends of the block."""
 
-    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
-        first, last = (jinja2.nodes.Output([jinja2.nodes.TemplateData(mark)]) for mark in ANSWER_MARKS)
-        return [first, *super().parse(parser), last]
+    def written(self, caller: Callable[[], str]) -> str:
+        """Return what the block writes, between its marks."""
+        return caller().join(ANSWER_MARKS)
 
 
 @lru_cache(maxsize=4)

@@ -146,8 +146,9 @@ def _located(
     except UsageError:  # the template wants the tool results to follow a call, for example
         other = ""
     head, is_there, tail = other.partition(MARK)
-    stop = len(text) - len(tail)
-    if is_there and text.endswith(tail) and (first := _common(text, head)) >= before and first <= stop:
+    first, stop = _common(text, head), len(text) - len(tail)
+    has_result = bool(is_there) and first < _result_at(messages, index, text, render) < stop
+    if is_there and text.endswith(tail) and before <= first <= stop and not has_result:
         first = _before_token(text, first, control)
         if ends := _ends_at(text, stop, frame):
             return first, stop, ends
@@ -165,10 +166,30 @@ def _located(
         if span := _found_alone(turns, mark, text, before, render, frame):
             start, stop, end = span
             return start, stop, [(stop, end)]
+    if has_result and messages[index].get("content"):
+        raise UsageError(
+            f"The template writes the results of tools before the text of the turn that calls them, message "
+            f"{index + 1}",
+            got=str(messages[index]["content"])[:60],
+            fix="Leave that text out of the turn, or use another template.",
+        )
     raise UsageError(
         f"The assistant's turn, message {index + 1}, cannot be found in the text of the template",
         fix="Correct the template, or leave the conversation out.",
     )
+
+
+def _result_at(messages: Messages, index: int, text: str, render: Render) -> int:
+    """Return a position within the result that follows the calls of a turn; -1: no result does.
+
+    A template may write results as a part of the turn (Gemma 4): the model does not write them.
+    """
+    rest = messages[index + 1 :]
+    if not rest or rest[0]["role"] != "tool":
+        return -1
+    result = {**rest[0], "content": f"{rest[0].get('content') or ''}{MARK}"}
+    other = render([*messages[: index + 1], result, *rest[1:]])
+    return _common(text, other) if MARK in other else -1
 
 
 def _found_alone(
@@ -186,16 +207,37 @@ def _found_alone(
     first = _before_token(alone, _common(alone, head), control)
     turn = alone[first:]
     tokens = list(control.finditer(turn))
-    # With its header: the text of a user may be the same. What the template put in between, such as an empty
-    # thinking block, may be missing from an earlier turn.
-    header = alone[_prompt_span(alone, 0, first, frame.prompt)[0] : first]
-    headers = {header or frame.prompt, frame.prompt}
+    headers = _headers(messages, alone, first, render, frame)
     written = f"(?:{'|'.join(map(re.escape, headers))}){re.escape(turn)}"
     found = re.compile(written).search(text, before)
     if not is_there or not found or not tokens or tokens[-1].end() != len(turn):
         return None
     start = found.end() - len(turn)
     return start, start + tokens[-1].start(), found.end()
+
+
+def _headers(messages: Messages, alone: str, first: int, render: Render, frame: _Frame) -> set[str]:
+    """Return the texts that the last turn may follow: without one, the equal text of a user would be found.
+
+    What the template writes between prompt and turn, such as an empty thinking block, may be missing from an
+    earlier turn. A turn that goes on after the result of a tool may have no header (Gemma 4); it follows the
+    last token of the result.
+
+    Args:
+        messages: the conversation up to the turn.
+        alone: their text.
+        first: where the content of the turn starts.
+    """
+    try:
+        earlier = render(messages[:-1]).removesuffix(frame.prompt)
+    except PenstockError:  # the template wants an answer after each message
+        earlier = ""
+    end = min(_common(alone, earlier), first)
+    header = alone[_prompt_span(alone, end, first, frame.prompt)[0] : first]
+    is_continued = not header and frame.prompt in earlier and messages[-2]["role"] == "tool"
+    if is_continued and (tokens := list(frame.control.finditer(alone, 0, first))):
+        return {alone[tokens[-1].start() : first]}
+    return {header or frame.prompt, frame.prompt}
 
 
 def _common(one: str, other: str) -> int:

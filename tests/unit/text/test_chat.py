@@ -48,6 +48,9 @@ def test_a_template_writes_json_as_in_transformers(options):
         "{% endfor %}",
         "{% generation %}{% macro greet(x) %}hi {{ x }}{% endmacro %}{{ greet('a') }}{% endgeneration %}"
         "{{ greet is defined }}",
+        "{% for m in messages %}{% generation %}{{ loop.index }}{% for c in m.content %}"
+        "{% if c == 'l' %}{% continue %}{% elif c == '<' %}{% break %}{% endif %}{{ c }}{% endfor %}"
+        "{% endgeneration %}{% if loop.index == 3 %}{% break %}{% endif %}{% endfor %}",
     ],
 )
 def test_names_are_known_where_they_are_in_transformers(source):
@@ -55,6 +58,30 @@ def test_names_are_known_where_they_are_in_transformers(source):
     assert render(TALK, ChatTemplate(source=source)) == expected
     marked = render(TALK, ChatTemplate(source=source), marked=True)
     assert marked.replace(ANSWER_MARKS[0], "").replace(ANSWER_MARKS[1], "") == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{% generation %}{{ m.content }}{% break %}{% endgeneration %}{% endfor %}",
+        "{% for m in messages %}{% generation %}{% if m.role == 'user' %}{% continue %}{% endif %}"
+        "{{ m.content }}{% endgeneration %}{% endfor %}",
+        "{% macro one(m) %}{% break %}{% endmacro %}{% for m in messages %}{{ one(m) }}{% endfor %}",
+        "{% break %}",
+    ],
+)
+def test_leaving_a_loop_from_within_another_body_is_refused_as_in_transformers(source):
+    with pytest.raises(SyntaxError, match="loop"):
+        render_jinja_template([TALK], chat_template=source)
+    for marked in (False, True):
+        with pytest.raises(ModelError, match=r"template fails: .* loop.*\{% generation %\}.*transformers"):
+            render(TALK, ChatTemplate(source=source), marked=marked)
+
+
+def test_a_template_that_calls_itself_without_end_is_refused():
+    source = "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"
+    with pytest.raises(ModelError, match="template fails: maximum recursion depth"):
+        render(TALK, ChatTemplate(source=source))
 
 
 def test_documents_that_are_given_reach_the_template():
