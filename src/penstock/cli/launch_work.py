@@ -8,6 +8,7 @@ from pathlib import Path
 from penstock.cli import training_job
 from penstock.core import env
 from penstock.launch.job_folder import JobFolder
+from penstock.launch.local import check_processes
 from penstock.launch.spec import RunSpec
 
 
@@ -15,7 +16,16 @@ def work_of(spec: RunSpec) -> Callable[[], int]:
     """Return the work of a rank; imports all that it needs, so that forked processes import nothing.
 
     Sets `env.NODES` for the ranks.
+
+    Raises:
+        UsageError: this node has too few cores for its processes.
     """
+    verb, *words = spec.command
+    parser = argparse.ArgumentParser(prog=f"penstock {verb}")
+    training_job.add_arguments(parser)
+    arguments = parser.parse_args(words)
+    arguments.debug = False
+    check_processes(spec.processes, oversubscribe=arguments.oversubscribe)
     env.silence_torch()
     import penstock.train.planning.auto
     import penstock.train.run  # noqa: F401 - torch
@@ -24,11 +34,6 @@ def work_of(spec: RunSpec) -> Callable[[], int]:
     import_sharing()
 
     env.set_variables({env.NODES: str(spec.nodes) if spec.nodes.is_elastic else ""})
-    verb, *words = spec.command
-    parser = argparse.ArgumentParser(prog=f"penstock {verb}")
-    training_job.add_arguments(parser)
-    arguments = parser.parse_args(words)
-    arguments.debug = False
     return partial(training_job.run_recipe, arguments, tunes=verb == "tune")
 
 

@@ -37,13 +37,21 @@ _OPTIONS = (
     *("requiredTopology", "serviceAccount", "sharedMemory", "timeLimit"),
 )
 """Fields of a TrainingRun's `spec` that are options of `penstock launch kubernetes`."""
+_FLAGS = ("oversubscribe",)
+"""The same, of fields that are true or false."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
     add("--namespace", default="", metavar="NAME", help="namespace to watch; default: $PENSTOCK_NAMESPACE")
-    add("--every", type=float, default=5.0, metavar="S", help="seconds between looks at a run; default: 5")
+    add(
+        "--every",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="seconds between two reconciliations of a run; default: 5",
+    )
     add(
         "--lease",
         type=float,
@@ -90,7 +98,7 @@ def plan_of(run: Mapping[str, Any], excluded: Sequence[str]) -> Any:  # Any: JSO
         try:
             return _plan_in(Path(folder), run, excluded)
         except Exception as error:  # whatever a recipe makes our code raise concerns this run only
-            # The folder has another name at each look, and tells the user nothing.
+            # The folder has another name each time, and tells the user nothing.
             said = str(error).replace(f"{folder}/", "").replace(folder, "its folder")
             if isinstance(error, PenstockError):
                 raise PenstockError(said) from None
@@ -124,6 +132,7 @@ def words_of(spec: Mapping[str, Any], excluded: Sequence[str]) -> list[str]:  # 
     """
     options = {name: re.sub("[A-Z]", lambda letter: f"-{letter[0].lower()}", name) for name in _OPTIONS}
     words = [f"--{option}={spec[name]}" for name, option in options.items() if name in spec]
+    words += [f"--{name}" for name in _FLAGS if spec.get(name)]
     words += [f"--set={setting}" for setting in spec.get("set", [])]
     words += [f"--volume={volume['claim']}:{volume['path']}" for volume in spec.get("volumes", [])]
     words += [f"--node-selector={label}={value}" for label, value in spec.get("nodeSelector", {}).items()]

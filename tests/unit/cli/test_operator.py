@@ -3,8 +3,11 @@
 import argparse
 
 import pytest
+import yaml
+from tools.crd import CRD
 
 from penstock.cli import operator
+from penstock.cli.launch import kubernetes
 from penstock.cli.operator import plan_of
 from penstock.core.errors import UsageError
 from penstock.launch.controller.reconcile import digest_of, planned
@@ -52,6 +55,43 @@ def test_a_port_of_metrics_that_only_its_pod_reaches_is_opened_to_nobody():
 def test_a_run_without_a_network_policy_is_planned_so():
     plan, _ = planned(run(networkPolicy="none"), plan_of)
     assert plan.spec.pod.network_policy == "none"
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_run_may_start_more_than_its_pods_can_hold(wanted):
+    plan, _ = planned(run(oversubscribe=wanted), plan_of)
+    assert ("--oversubscribe" in plan.spec.command) == wanted
+
+
+OF_METADATA = {"name", "namespace"}
+OF_PEOPLE = {"dry-run", "explain", "json", "cluster", "network", "code", "code-store"}
+LISTS = {
+    "set": "set",
+    "env": "env",
+    "secrets": "secret",
+    "volumes": "volume",
+    "networks": "networks",
+    "nodeSelector": "node-selector",
+    "excludeNodes": "exclude-node",
+}
+
+
+def test_each_option_of_a_run_is_a_field_of_a_training_run():
+    parser = argparse.ArgumentParser(add_help=False)
+    kubernetes.add_arguments(parser)
+    options = {action.option_strings[0].removeprefix("--") for action in parser._actions[1:]}
+    (version,) = yaml.safe_load(CRD.read_text())["spec"]["versions"]
+    fields = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    words = operator.words_of(dict.fromkeys([*operator._OPTIONS, *operator._FLAGS], True), [])
+    plain = {word.removeprefix("--").partition("=")[0] for word in words}
+    assert plain | set(LISTS.values()) == options - OF_METADATA - OF_PEOPLE
+    known = {*operator._OPTIONS, *operator._FLAGS, *LISTS}
+    assert fields.keys() - known == {"recipe", "suspend", "networkProvider"}
+    assert known <= fields.keys()
+    assert {name for name, field in fields.items() if field.get("type") == "boolean"} == {
+        *operator._FLAGS,
+        "suspend",
+    }
 
 
 @pytest.mark.parametrize(
