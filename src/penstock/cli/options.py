@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from penstock.cli.streams import utf8_text
 from penstock.core.errors import UsageError
+from penstock.core.toml import comma_separated, unquoted
 from penstock.engine.config import EngineConfig
 from penstock.engine.sampling_params import Params, Sampling
 
@@ -157,21 +158,26 @@ def step_range(text: str, *, option: str) -> range:
 def shares(texts: Sequence[str], *, option: str) -> dict[str, float]:
     """Read the shares of corpora: an option given once with commas, given several times, or both.
 
+    A name with a comma is in quotes, as a key of TOML.
+
     Raises:
         UsageError: one is no share, or a corpus has two.
 
     >>> shares(["web=0.2,code=0.8"], option="--set") == shares(["web=0.2", "code=0.8"], option="--set")
     True
+    >>> shares(['"a,b"=0.2,code=0.8'], option="--set")
+    {'a,b': 0.2, 'code': 0.8}
     """
     found: dict[str, float] = {}
-    for text in ",".join(texts).split(",") if texts else []:
-        name, _, value = text.strip().rpartition("=")
+    for text in (item for each in texts for item in comma_separated(each)):
+        key, _, value = text.rpartition("=")
+        name = unquoted(key.strip())
         if name in found:
             raise UsageError(f"{option} gives corpus {name!r} two shares", got=text, fix="Give it one.")
         try:
             found[name] = float(value)
         except ValueError:
-            fix = f"Example: {option} web=0.6,code=0.4."
+            fix = f"Example: {option} web=0.6,code=0.4. A name with a comma is in quotes: '\"a,b\"=0.6'."
             raise UsageError(f"{option} takes CORPUS=SHARE", got=text, fix=fix) from None
         if not name:
             raise UsageError(f"{option} takes CORPUS=SHARE", got=text, fix="Name the corpus.")

@@ -30,6 +30,7 @@ from penstock.cli.streams import complain
 from penstock.core.config import parse_json
 from penstock.core.errors import CorpusError, PenstockError, UsageError
 from penstock.core.files import write_atomic
+from penstock.core.toml import listed_names
 from penstock.core.units import plural
 from penstock.data.corpus.open import open_corpus
 from penstock.data.tools.describe import unigram_entropy
@@ -69,7 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metrics",
         metavar="NAMES",
-        help="metrics in a CSV or Parquet file, with commas between; default: all",
+        help="metrics in a CSV or Parquet file, with commas between, a name with a comma in quotes; "
+        "default: all",
     )
     parser.add_argument(
         "--reference",
@@ -99,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError("--reference is for a page", fix="Leave it out, or end --out in .html.")
         if arguments.rows is not None:
             raise UsageError("--rows is for a page", fix="Leave it out, or end --out in .html.")
-        _write_table(out, runs, metrics=(arguments.metrics or "").split(","), form=form)
+        _write_table(out, runs, metrics=listed_names(arguments.metrics or ""), form=form)
         print(out)
         return 0
     if arguments.metrics:
@@ -204,7 +206,7 @@ def _rows(folder: Path, step: int, data: RunData) -> ReportedRows:
 def _write_table(out: Path, files: list[RunFiles], *, metrics: list[str], form: TableFormat) -> None:
     """Write all steps of some runs."""
     runs = {name: _data(run) for name, run in zip(_names(files), files, strict=True)}
-    pieces = exported(runs, [name.strip() for name in metrics if name.strip()], form=form)
+    pieces = exported(runs, metrics, form=form)
     out.parent.mkdir(parents=True, exist_ok=True)
     draft = out.with_name(f".{out.name}.tmp")
     try:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from penstock.core.errors import ConfigError, UsageError, nearest
+from penstock.core.toml import QUOTED, unquoted
 
 T = TypeVar("T")
 Raw = dict[str, Any]  # Any: what TOML holds before it is checked
@@ -26,7 +27,7 @@ INFINITE = {"infinite": True}
 """Metadata of a float field that may be infinite; all others must be finite, and none may be nan."""
 
 _LARGEST = 2**62  # steps and samples are counted in int64
-_SEGMENT = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'[^']*'|[^.="']*?)\s*([.=]|$)""")
+_SEGMENT = re.compile(rf"""\s*({QUOTED}|[^.="']*?)\s*([.=]|$)""")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -134,16 +135,7 @@ def _split(setting: str) -> tuple[list[str], str]:
         raise UsageError(
             "A value in --set must be one line", got=setting, fix="Give each setting a --set of its own."
         )
-    return [_unquoted(segment, setting=setting) for segment in segments], text
-
-
-def _unquoted(segment: str, *, setting: str) -> str:
-    if segment[0] not in "\"'":
-        return segment
-    try:
-        return str(tomllib.loads(f"value = {segment}")["value"])
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"A quoted key in --set is not valid TOML: {error}", got=setting) from None
+    return [unquoted(segment) for segment in segments], text
 
 
 def _toml_value(text: str) -> Any:

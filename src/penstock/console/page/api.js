@@ -36,14 +36,16 @@ const query = (values) => {
   const given = Object.entries(values).filter(([, value]) => value !== null && value !== undefined && value !== "");
   return given.length ? "?" + new URLSearchParams(given) : "";
 };
+/** Return names with commas between, as core/toml.py reads them: a name with a comma is in quotes. */
+const listed = (names) => names.map((name) => (/^["']|,/.test(name) ? JSON.stringify(name).replaceAll("\x7f", "\\u007f") : name)).join(",");
 const posted = (value) => ({ method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(value) });
 const sent = (path, value, options = {}) => asked(path, { ...posted(value), ...options });
 
 export const runs = (search = "") => asked("runs" + query({ search })).then((found) => found.runs);
 export const run = (id) => asked(of(id));
 export const curves = (id, metrics, x, { from = null, to = null, points = 1000 } = {}) =>
-  asked(of(id, "/curves" + query({ metrics: metrics.join(","), x, from, to, points })));
-export const values = (id, metrics, x, at) => asked(of(id, "/values" + query({ metrics: metrics.join(","), x, at }))).then((found) => found.values);
+  asked(of(id, "/curves" + query({ metrics: listed(metrics), x, from, to, points })));
+export const values = (id, metrics, x, at) => asked(of(id, "/values" + query({ metrics: listed(metrics), x, at }))).then((found) => found.values);
 export const compare = (id, other) => asked(of(id, "/compare" + query({ with: other })));
 export const requests = (id) => asked(of(id, "/requests"));
 export const request = (id, value) => sent(of(id, "/requests"), value, { signal: AbortSignal.timeout(REQUEST_PATIENCE_MS) });

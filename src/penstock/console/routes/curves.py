@@ -7,6 +7,7 @@ from fastapi import APIRouter, Query, Request
 
 from penstock.console.state import console_of, run_of
 from penstock.core.errors import UsageError
+from penstock.core.toml import listed_names
 from penstock.obs.run_data.columns import ELAPSED, RunData
 from penstock.obs.thin import Float64, largest_triangles
 
@@ -75,7 +76,7 @@ def _opened(request: Request, run_id: str, x: Axis) -> tuple[RunData, float]:
 
 
 def _names(metrics: str) -> list[str]:
-    names = [*dict.fromkeys(name for name in metrics.split(",") if name)]
+    names = [*dict.fromkeys(listed_names(metrics))]
     if len(names) > _MOST_METRICS:
         raise UsageError(
             "Too many metrics for one request",

@@ -92,6 +92,14 @@ def test_more_metrics_than_are_read_at_once_are_refused_and_none_is_left_out(tmp
     assert (refused.status_code, "200 at most" in refused.text) == (400, True)
 
 
+def test_a_corpus_whose_name_has_a_comma_has_curves_too(tmp_path):
+    write(tmp_path / "runs" / "one", [{"step": 1, "loss": 2.5, "corpus_tokens": {"a,b": 2.0, "c": 3.0}}])
+    found = asked(tmp_path / "runs", metrics='loss,"corpus_tokens/a,b"').json()
+    assert found["series"] == {"loss": [2.5], "corpus_tokens/a,b": [2.0]}
+    refused = asked(tmp_path / "runs", metrics='"loss')
+    assert (refused.status_code, "not valid TOML" in refused.text) == (400, True)
+
+
 def test_curves_by_money_need_a_price(tmp_path):
     folder = tmp_path / "runs"
     write(folder / "one", [{"step": n, "loss": 1.0, "device_hours": n / 2} for n in (1, 2, 3)])
