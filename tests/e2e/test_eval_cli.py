@@ -1,16 +1,24 @@
 """`penstock eval` as a user runs it: the figures that training logged, and those of an exported folder."""
 
 import json
+from itertools import pairwise
+from random import Random
 
+import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from penstock.cli.main import main
 from penstock.cli.streams import explain
 from penstock.core.signals import StopFlag
 from penstock.launch.local import run as run_processes
 from penstock.obs.sinks.jsonl import read_records
+from penstock.testing.corpora import write_corpus
+from penstock.train.inspect.offline_eval import EvalRequest, rows_of
 from penstock.train.recipe.load import load_recipe
 from penstock.train.run import run as train
+from tests.tiny_models import save_talker
 
 
 @pytest.fixture
@@ -63,3 +71,29 @@ def test_a_run_is_scored_as_training_logged_it_and_its_export_alike(run, corpus,
     assert "need --corpus: without it they are those of the run" in " ".join(capsys.readouterr().err.split())
     assert main(["eval", str(tmp_path / "hf")]) == 2
     assert "has no held-out rows of its own. Give --corpus DIR." in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_corpus_of_token_ids_has_the_loss_of_transformers_in_float64(tmp_path, capsys):
+    """lm-eval takes texts only. Each piece of a document in a row is read without what is before it."""
+    folder, ids = save_talker(tmp_path / "model", context=32), [*range(400)]
+    Random(0).shuffle(ids)
+    documents = [
+        ids[first:past] for first, past in pairwise([0, 1, 20, 50, 59, 98, 160, 177, 240, 241, 300, 400])
+    ]
+    after = dict(pair for document in documents for pair in pairwise(document))  # each id occurs once
+    corpus = write_corpus(tmp_path / "corpus", documents, vocab_size=400)
+    found, _ = scored(capsys, folder, "--corpus", f"ids={corpus}", "--sequence-length", 16)
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    opened = rows_of("ids", str(corpus), EvalRequest(sequence_length=16), context=32)
+    batch = opened.loader.gather(np.arange(opened.rows))
+    rows, nats, tokens = batch["input_ids"].flatten().tolist(), 0.0, 0
+    for first, past in pairwise(batch["cu_seqlens"].tolist()):
+        piece = rows[first:past]
+        following = [after[token] for token in piece if token in after]
+        with torch.no_grad():
+            logits = model(torch.tensor([piece])).logits[0].log_softmax(-1)
+        nats -= float(logits[range(len(following)), following].sum())
+        tokens += len(following)
+    assert (found["rows"], found["all"]["tokens"]) == (opened.rows, tokens)
+    assert found["all"]["loss"] == pytest.approx(nats / tokens, abs=1e-6)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import tokenizers
 import torch
+from lm_eval.models.huggingface import HFLM
 from tests.in_process import run_cli
 from tests.tiny_models import SHAPE
 from tokenizers import processors
@@ -17,6 +18,7 @@ from penstock.core.errors import InputError, UsageError
 from penstock.data.corpus.open import open_corpus
 from penstock.engine.embedding_rules import read_rules
 from penstock.engine.text_processor import TextProcessor
+from penstock.evaluation.language_model import EngineModel
 from penstock.serve.errors import ApiError
 from penstock.serve.routes.embeddings import EmbeddingsRequest, _requests
 from penstock.text.tokenizer import train_tokenizer
@@ -84,6 +86,38 @@ def test_documents_have_their_own_tokens_and_the_end_token(folder):
     end = corpus.manifest.eos_id
     expected = [[*theirs(text, add_special_tokens=False)["input_ids"], end] for text in TEXTS]
     assert corpus.tokens(0, corpus.num_tokens).tolist() == [*chain.from_iterable(expected)]
+
+
+@pytest.fixture(scope="module")
+def network():
+    return Qwen3ForCausalLM(Qwen3Config(**{**SHAPE, "vocab_size": 320}))
+
+
+@pytest.mark.parametrize("begin", [None, "<s>"])
+@pytest.mark.parametrize("frame", FRAMES)
+def test_prompts_of_evaluations_are_those_of_lm_eval(tmp_path, network, frame, begin):
+    """Without the tokens that a post-processor adds at the end: lm-eval has them before the choices."""
+    save_tokenizer(tmp_path, FRAMES[frame])
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": begin}))
+    theirs = HFLM(network, tokenizer=AutoTokenizer.from_pretrained(tmp_path), device="cpu")
+    text = TextProcessor.load(tmp_path / "tokenizer.json")
+    ours = EngineModel(SimpleNamespace(text_processor=SimpleNamespace(of=lambda _: text)))
+
+    def bare(ids):
+        rest = len(ids) - len(text.end_ids)
+        return ids[:rest] if tuple(ids[rest:]) == tuple(text.end_ids) else ids
+
+    for prompt in (*TEXTS, "<s>the", "</s>the", "the </s>"):
+        assert ours.tok_encode(prompt) == bare(theirs.tok_encode(prompt))
+        assert ours.tok_encode(prompt, add_special_tokens=False) == theirs.tok_encode(
+            prompt, add_special_tokens=False
+        )
+    assert ours.prefix_token_id == theirs.prefix_token_id
+    if not text.end_ids:
+        for context, choice in (("the turbine", " feeds"), ("the ", "penstock"), ("<s>a", " b")):
+            assert ours._encode_pair(context, choice) == theirs._encode_pair(context, choice)
+    ours.close()
 
 
 @pytest.fixture(scope="module")

@@ -95,7 +95,7 @@ class EngineModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         """Token in front of a text without context: the begin of a text, or the end of another."""
         if self._begin is not None:
             return self._begin
-        return self._text.start_ids[0] if self._text.start_ids else self.eot_token_id
+        return self._text.start_ids[0] if self._end is None and self._text.start_ids else self.eot_token_id
 
     @property
     def tokenizer_name(self) -> str:
