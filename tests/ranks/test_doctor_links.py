@@ -135,11 +135,15 @@ def dropping(receivers, share: float):
 
 
 @needs_hosts
+@pytest.mark.parametrize("share", [0.05, 0.2])
 def test_a_card_that_loses_packets_is_found_and_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
-    monkeypatch.setattr(switch, "_receivers", dropping(switch._receivers, 0.2))
+    monkeypatch.setattr(switch, "_receivers", dropping(switch._receivers, share))
     with lab(hosts=3, rate="100mbit", latency_s=1e-4) as hosts:
+        for host in range(3):
+            with hosts.inside(host):  # a frame is a packet, as on a wire, not a burst
+                subprocess.run(["ip", "link", "set", "eth0", "gso_max_segs", "1"], check=True)
         said = lines(examined(hosts, tmp_path)[0], "red")
     lossy = [line for line in said if "of packets get lost" in line]
     assert [line.partition(":")[0] for line in lossy] == ["eth0 of node 1"]

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 _SECONDS = 0.5
 _SOURCE = re.compile(r"\[/\S+\] ")  # source location in gloo's messages
-_LEAST_BYTES, _MOST_BYTES = 2**16, 2**26
+_MIN_BYTES, _MAX_BYTES = 2**16, 2**26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def is_worth_trying(links: Sequence[LinkMeasurement], *, num_nodes: int) -> bool
 def size_for(links: Sequence[LinkMeasurement]) -> int:
     """Return the bytes to reduce so that the slowest link is busy for a moment."""
     slowest = min(link.gbit_s for link in links)
-    return min(_MOST_BYTES, max(_LEAST_BYTES, int(slowest * 1e9 / 8 * _SECONDS)))
+    return min(_MAX_BYTES, max(_MIN_BYTES, int(slowest * 1e9 / 8 * _SECONDS)))
 
 
 def reduce_together(party: NodeGroup, *, num_bytes: int, timeout_s: float) -> CollectiveResult:

@@ -18,7 +18,7 @@ _SLOW, _SLOWISH = 0.5, 0.75
 """Ratio to the fastest link's speed below which a link is slow. Collectives run at the slowest one's."""
 _LOSSY, _SOMEWHAT_LOSSY = 0.01, 0.002
 """Share of lost packets above which a link is bad, and worth a line: TCP's speed falls with its root."""
-_MOST_SECOND = 4
+_MAX_SECOND_OPINIONS = 4
 """Pairs that are measured in any case to find the culprit of a dead link."""
 _FAR, _FAR_S = 10.0, 0.002
 """A round trip this many times the usual one, and at least so many seconds longer, is worth a line."""
@@ -116,7 +116,7 @@ def second_opinions(
         open_ = [one for one in facing if frozenset((end, one)) not in met]
         if partner := min(open_, key=lambda one: (one in dead, one not in alive, one), default=None):
             found.append((min(end, partner), max(end, partner)))
-    return found[:_MOST_SECOND]
+    return found[:_MAX_SECOND_OPINIONS]
 
 
 def culprits(
@@ -293,8 +293,8 @@ def _clocks(alive: Sequence[LinkMeasurement]) -> Iterator[Finding]:
             remedy="Let chrony or systemd-timesyncd run on both: timedatectl set-ntp true.",
         )
     if apart and not far:
-        most = max(abs(link.clock_ahead_s) + link.round_trip_s / 2 for link in apart.values())
-        yield green("clocks", f"They agree within {1e3 * most:.1f} ms")
+        apart_s = max(abs(link.clock_ahead_s) + link.round_trip_s / 2 for link in apart.values())
+        yield green("clocks", f"They agree within {1e3 * apart_s:.1f} ms")
 
 
 def _surely_ahead(link: LinkMeasurement) -> float:

@@ -20,7 +20,7 @@ from penstock.core import clock
 from penstock.core.errors import PenstockError
 from penstock.doctor.link import LinkFault, LinkMeasurement
 from penstock.doctor.node_group import End, Member, NodeGroup, matched
-from penstock.doctor.packet_loss import send_bursts, take_bursts
+from penstock.doctor.packet_loss import receive_bursts, send_bursts
 from penstock.doctor.path_mtu import LARGEST, largest_arriving
 
 log = logging.getLogger(__name__)
@@ -177,10 +177,10 @@ def _lost_share(line: socket.socket, listening: socket.socket, *, sends_first: b
     with theirs:
         theirs.settimeout(_BURSTS_S)
         if not sends_first:
-            take_bursts(theirs)
+            receive_bursts(theirs)
         share = send_bursts(line)
         if sends_first:
-            take_bursts(theirs)
+            receive_bursts(theirs)
     return share
 
 
@@ -192,7 +192,7 @@ def _with_messages(crossing: _Crossing, link: LinkMeasurement) -> LinkMeasuremen
             if mine:
                 round_trip_s, ahead_s = ping(line)
             else:
-                answer(line)
+                answer_pings(line)
     return replace(link, round_trip_s=round_trip_s, clock_ahead_s=ahead_s)
 
 
@@ -203,9 +203,9 @@ def _with_transfers(crossing: _Crossing, link: LinkMeasurement) -> LinkMeasureme
         try:
             with crossing.line(purpose) as line:
                 if mine:
-                    link = replace(link, gbit_s=transfer(line))
+                    link = replace(link, gbit_s=send_transfers(line))
                 else:
-                    take(line)
+                    receive_transfers(line)
         except RuntimeError as error:
             log.debug("stalled link=%s error=%s", link, error)
             if mine:
@@ -214,7 +214,7 @@ def _with_transfers(crossing: _Crossing, link: LinkMeasurement) -> LinkMeasureme
 
 
 _PINGS = 20
-_FIRST_BYTES, _MOST_BYTES, _GROWTH = 2**18, 2**26, 4
+_FIRST_BYTES, _MAX_BYTES, _GROWTH = 2**18, 2**26, 4
 _LONG_ENOUGH_S = 0.2
 _TRIES = 3
 
@@ -233,7 +233,7 @@ def ping(line: GlooLine) -> tuple[float, float]:
     return best, ahead
 
 
-def answer(line: GlooLine) -> None:
+def answer_pings(line: GlooLine) -> None:
     """Answer the messages of `ping` with the time."""
     there = torch.zeros(1, dtype=torch.float64)
     for _ in range(_PINGS):
@@ -241,7 +241,7 @@ def answer(line: GlooLine) -> None:
         line.send(torch.tensor([clock.unix_seconds()], dtype=torch.float64))
 
 
-def transfer(line: GlooLine) -> float:
+def send_transfers(line: GlooLine) -> float:
     """Send growing messages until one takes long enough; return the best Gbit/s at that size.
 
     A slow transfer is repeated, so that a busy machine or other traffic does not count as a slow link.
@@ -249,7 +249,7 @@ def transfer(line: GlooLine) -> float:
     size, best_s, tries = _FIRST_BYTES, float("inf"), 0
     while True:
         best_s, tries = min(best_s, _timed(line, size)), tries + 1
-        if best_s > _LONG_ENOUGH_S or size >= _MOST_BYTES:
+        if best_s > _LONG_ENOUGH_S or size >= _MAX_BYTES:
             if tries == _TRIES:
                 line.send(torch.tensor([0]))
                 return size * 8 / best_s / 1e9
@@ -257,8 +257,8 @@ def transfer(line: GlooLine) -> float:
             size, best_s, tries = size * _GROWTH, float("inf"), 0
 
 
-def take(line: GlooLine) -> None:
-    """Receive the messages of `transfer`."""
+def receive_transfers(line: GlooLine) -> None:
+    """Receive the messages of `send_transfers`."""
     while size := int(line.receive(torch.zeros(1, dtype=torch.int64))):
         line.receive(torch.zeros(size, dtype=torch.uint8))
         line.send(torch.ones(1, dtype=torch.int64))

@@ -16,7 +16,7 @@ from penstock.doctor.node_group import NodeGroup
 
 _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE = 10, 3  # linux/in.h: never split, ignore the known path MTU
 _HEADERS = 28  # of IPv4 and UDP
-_LEAST_PACKET = 576
+_MIN_PACKET = 576
 LARGEST = 65_535
 """Size of an IP packet in bytes."""
 _ATTEMPTS = 3
@@ -43,7 +43,7 @@ def largest_arriving(
         try:
             party.say(f"{where}/port/{link.source}", answering.getsockname())
             target = tuple(party.hear(f"{where}/port/{link.target}", timeout_s=timeout_s))
-            found = largest(lambda size: _arrives(asking, target, size), most=link.packet_bytes)
+            found = largest(lambda size: _arrives(asking, target, size), max_bytes=link.packet_bytes)
             party.say(f"{where}/arriving/{link.source}", found)
             back: int = party.hear(f"{where}/arriving/{link.target}", timeout_s=2 * timeout_s)
         except PenstockError:  # the other node is gone, which the transfers will report
@@ -54,17 +54,17 @@ def largest_arriving(
     return found, back
 
 
-def largest(arrives: Callable[[int], bool], *, most: int) -> int:
+def largest(arrives: Callable[[int], bool], *, max_bytes: int) -> int:
     """Return the largest packet that arrives, 0 if none does.
 
-    >>> largest(lambda size: size <= 1400, most=1500)
+    >>> largest(lambda size: size <= 1400, max_bytes=1500)
     1400
     """
-    if arrives(most):
-        return most
-    if not arrives(_LEAST_PACKET):
+    if arrives(max_bytes):
+        return max_bytes
+    if not arrives(_MIN_PACKET):
         return 0
-    low, high = _LEAST_PACKET, most
+    low, high = _MIN_PACKET, max_bytes
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if arrives(middle) else (low, middle)

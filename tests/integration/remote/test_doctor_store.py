@@ -17,7 +17,7 @@ def bucket(s3_process: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """A bucket; the environment leads to its server."""
     lead_to(s3_process, monkeypatch)
     monkeypatch.setattr(object_store, "_OBJECT_BYTES", 2**16)
-    monkeypatch.setattr(object_store, "_MOST_OBJECTS", 4)
+    monkeypatch.setattr(object_store, "_MAX_OBJECTS", 4)
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "mine").write_text("of the user")
     return upload(tmp_path / "here", s3_url=s3_process, bucket="doctor", prefix=tmp_path.name)

@@ -24,5 +24,5 @@ def test_the_largest_packet_that_arrives_is_found(most: int, passing: int) -> No
         asked.append(size)
         return size <= passing
 
-    assert largest(arrives, most=most) == (0 if passing < 576 else min(passing, most))
+    assert largest(arrives, max_bytes=most) == (0 if passing < 576 else min(passing, most))
     assert len(asked) <= 18

@@ -13,7 +13,7 @@ CHECK = "copies"
 
 _BYTES = 2**27
 _REPEATS = 5
-_SLOW, _LEAST_BYTES_S = 0.7, 5e9
+_SLOW, _MIN_BYTES_S = 0.7, 5e9
 """Share of the fastest device's speed, and bytes per second, below which a copy is slow. 16 lanes of PCIe 3
 give 12 GB/s, of PCIe 4 25; 4 lanes of PCIe 3, or 16 of a link that stays at its idle speed, less than 4."""
 _FREE_SHARE = 0.9
@@ -70,7 +70,7 @@ def judge(facts: tuple[DeviceCopies, ...]) -> Iterator[Finding]:
         ("to", {device.index: device.to_bytes_s for device in measured}),
         ("from", {device.index: device.from_bytes_s for device in measured}),
     ):
-        wanted = max([_LEAST_BYTES_S, *(_SLOW * speed for speed in speeds.values())])
+        wanted = max([_MIN_BYTES_S, *(_SLOW * speed for speed in speeds.values())])
         for index, speed in speeds.items():
             if speed < wanted:
                 fine = False

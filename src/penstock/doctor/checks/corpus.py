@@ -12,7 +12,7 @@ from penstock.doctor.checks.check import CheckOptions, Finding, green, yellow
 
 CHECK = "corpus"
 
-_MOST_S = 3.0
+_MAX_S = 3.0
 _ROWS, _LENGTH = 8, 2048
 _NEEDED_TOKENS_S = 100_000
 """Twice the consumption of one accelerator: some 50,000 tokens/s of a 1B model at 400 TFLOP/s."""
@@ -46,7 +46,7 @@ def measure(options: CheckOptions) -> LoaderFacts | None:
         next(batches)
         first_s = clock.monotonic() - start
         start, steps = clock.monotonic(), 0
-        while clock.monotonic() - start < _MOST_S:
+        while clock.monotonic() - start < _MAX_S:
             next(batches)
             steps += 1
         seconds = clock.monotonic() - start

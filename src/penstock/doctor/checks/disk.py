@@ -15,10 +15,10 @@ from penstock.doctor.checks.proc_files import text_of
 CHECK = "disk"
 
 _BLOCK_BYTES = 2**22
-_MOST_BYTES = 2**28
-_MOST_S = 2.0
+_MAX_BYTES = 2**28
+_MAX_S = 2.0
 """Seconds of writing; the file is then read once."""
-_LEAST_FREE, _LITTLE_FREE = 2**30, 20 * 2**30
+_MIN_FREE, _LITTLE_FREE = 2**30, 20 * 2**30
 _SLOW_BYTES_S = 100e6
 _flush = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 _IN_MEMORY = ("tmpfs", "ramfs")
@@ -42,7 +42,7 @@ def measure(options: CheckOptions) -> DiskFacts:
     folder = _existing(options.folder)
     free = shutil.disk_usage(folder).free
     written = read = 0.0
-    if free > _LEAST_FREE:
+    if free > _MIN_FREE:
         with tempfile.TemporaryFile(dir=folder) as file:
             written = _write(file.fileno())
             read = _read(file.fileno())
@@ -61,7 +61,7 @@ def _existing(folder: Path) -> Path:
 
 def _write(file: int) -> float:
     block, start, done = os.urandom(_BLOCK_BYTES), clock.monotonic(), 0
-    while done < _MOST_BYTES and clock.monotonic() - start < _MOST_S:
+    while done < _MAX_BYTES and clock.monotonic() - start < _MAX_S:
         done += os.write(file, block)
         _flush(file)  # every block, so that a slow disk shows before the page cache is full
     return done / (clock.monotonic() - start)
@@ -74,7 +74,7 @@ def _read(file: int) -> float:
     start, done = clock.monotonic(), 0
     while found := len(os.read(file, _BLOCK_BYTES)):
         done += found
-        if clock.monotonic() - start > _MOST_S:
+        if clock.monotonic() - start > _MAX_S:
             break
     return done / (clock.monotonic() - start)
 
@@ -92,7 +92,7 @@ def file_system_of(folder: Path, mounts: str) -> str:
 
 def judge(facts: DiskFacts) -> Iterator[Finding]:
     """Judge whether checkpoints fit, and how long they take."""
-    if facts.free_bytes <= _LEAST_FREE:
+    if facts.free_bytes <= _MIN_FREE:
         yield red(
             CHECK,
             f"{facts.folder} has {mib(facts.free_bytes)} free",

@@ -14,7 +14,7 @@ CHECK = "kernel"
 
 _ROUND_TRIP_S = 0.001
 """Assumed round trip; within a data centre it is less. A buffer must hold the bytes in flight during it."""
-_LEAST_BACKLOG = 1024
+_MIN_BACKLOG = 1024
 """Minimum accept queue: all ranks connect to one of them at once."""
 _BUFFERS = ("net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem")
 _NAMES = (*_BUFFERS, "net.core.somaxconn", "net.ipv4.tcp_slow_start_after_idle")
@@ -62,7 +62,7 @@ def _buffers(facts: KernelFacts) -> Iterator[Finding]:
 
 def _backlog(facts: KernelFacts) -> Iterator[Finding]:
     text = facts.settings.get("net.core.somaxconn", "")
-    if text.isdecimal() and int(text) < _LEAST_BACKLOG:
+    if text.isdecimal() and int(text) < _MIN_BACKLOG:
         yield yellow(
             CHECK,
             f"net.core.somaxconn is {text}: ranks that connect at once may be refused",

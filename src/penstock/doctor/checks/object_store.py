@@ -22,8 +22,8 @@ CHECK = "object store"
 
 _OBJECT_BYTES = 2**23
 _AT_ONCE = 8
-_MOST_OBJECTS = 32
-_MOST_S = 5.0
+_MAX_OBJECTS = 32
+_MAX_S = 5.0
 """Seconds of uploading; the objects are then read once."""
 _TIMEOUT_S = 30.0
 _SLOW_BYTES_S = 50e6
@@ -90,14 +90,14 @@ def _measure(url: str, store: "ObjectStore", prefix: str) -> ObjectStoreFacts:
 
     def write(index: int) -> None:
         name = f"{prefix}/{index}"
-        if clock.monotonic() - start < _MOST_S:
+        if clock.monotonic() - start < _MAX_S:
             written.append(name)  # before it is there, so that a failed one is deleted too
             obstore.put(store, name, content, use_multipart=False)
 
     try:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             start = clock.monotonic()
-            list(pool.map(write, range(_MOST_OBJECTS)))
+            list(pool.map(write, range(_MAX_OBJECTS)))
             write_s = clock.monotonic() - start
             start = clock.monotonic()
             sizes = list(pool.map(lambda name: len(obstore.get(store, name).bytes()), written))

@@ -16,9 +16,9 @@ from penstock.launch.probe import probe_nics
 
 CHECK = "limits"
 
-_LEAST_FILES = 4096
+_MIN_FILES = 4096
 """Minimum of open files: a rank has one or two descriptors per peer, and those of its shards."""
-_LEAST_SHARED = 2**30
+_MIN_SHARED = 2**30
 """Minimum of /dev/shm: NCCL uses some 10 MiB per pair of local devices; containers start with 64 MiB."""
 _GROUP = Path("/sys/fs/cgroup")
 
@@ -70,7 +70,7 @@ def judge(facts: UlimitFacts) -> Iterator[Finding]:
 
 
 def _files(facts: UlimitFacts) -> Iterator[Finding]:
-    if facts.open_files < _LEAST_FILES:
+    if facts.open_files < _MIN_FILES:
         yield yellow(
             CHECK,
             f"A process may open {facts.open_files:,.0f} files",
@@ -88,7 +88,7 @@ def _locked(facts: UlimitFacts) -> Iterator[Finding]:
 
 
 def _shared(facts: UlimitFacts) -> Iterator[Finding]:
-    if facts.shared_bytes is not None and facts.shared_bytes < _LEAST_SHARED:
+    if facts.shared_bytes is not None and facts.shared_bytes < _MIN_SHARED:
         level = red if facts.num_devices > 1 else yellow
         yield level(
             CHECK,
