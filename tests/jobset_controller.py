@@ -14,7 +14,7 @@ from datetime import datetime
 
 from tests.kubernetes import JOBSET
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _PREFIX = "jobset.sigs.k8s.io"
 _INDEX = "batch.kubernetes.io/job-completion-index"
 
@@ -26,7 +26,7 @@ def jobset_controller(cluster):
     ended, errors = threading.Event(), []
 
     def run():
-        while not ended.wait(_LOOK_S):
+        while not ended.wait(_POLL_S):
             try:
                 for found in cluster.all("JobSet", api=JOBSET, namespace=""):
                     _reconcile(cluster, found)

@@ -31,7 +31,7 @@ import pytest
 
 from tests.kubernetes import Cluster
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _HEARTBEAT_S = 2.0
 _ARBITRARY_USER = 1000670000  # as OpenShift gives
 _SOURCES = " ".join(
@@ -191,7 +191,7 @@ class Nodes:
             assert status == 200, answer
 
     def _run(self):
-        while not self._ended.wait(_LOOK_S):
+        while not self._ended.wait(_POLL_S):
             try:
                 with self._lock:
                     self._look()

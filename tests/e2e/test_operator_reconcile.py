@@ -1,4 +1,4 @@
-"""Single looks of the operator at runs on a real API server, where no controller changes anything."""
+"""Single reconciliations of runs on a real API server, where no controller changes anything."""
 
 import subprocess
 import threading
@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from penstock.cli.operator import plan_of
-from penstock.launch.controller.operator_loop import FINALIZER, look_at, look_at_all
+from penstock.launch.controller.operator_loop import FINALIZER, reconcile_all, reconcile_run
 from penstock.launch.controller.reconcile import API, Reconciler
 from penstock.launch.engines.kubernetes_api import connect
 from tests.kubernetes import JOBSET, cluster
@@ -32,7 +32,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def operator(server, tmp_path, monkeypatch):
-    """Take looks at runs."""
+    """Reconcile runs."""
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path / "kubeconfig")))
     connection = connect("default")
     with connection.http:
@@ -74,13 +74,13 @@ def jobset(name, **meta):
 def test_a_jobset_of_another_is_neither_stopped_nor_deleted_with_the_run(server, operator, start):
     assert server.create(jobset("theirs"))[0] == 201
     start("theirs")
-    assert operator.look("theirs")
+    assert operator.reconcile("theirs")
     assert status_of(server, "theirs")["phase"] == "Invalid"
     assert "JobSet theirs exists and is not this run's" in status_of(server, "theirs")["message"]
-    assert operator.look("theirs")
+    assert operator.reconcile("theirs")
     assert server.patch("TrainingRun", "theirs", {"metadata": {"finalizers": ["a/b"]}}, api=API)[0] == 200
     server.delete("TrainingRun", "theirs", api=API)
-    assert not operator.look("theirs"), "nothing of this run is left"
+    assert not operator.reconcile("theirs"), "nothing of this run is left"
     assert "deletionTimestamp" not in server.get("JobSet", "theirs", api=JOBSET)["metadata"]
 
 
@@ -88,13 +88,13 @@ def test_a_config_map_of_another_is_neither_changed_nor_owned(server, operator, 
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"a": "b"}}
     assert server.create(config)[0] == 201
     start("settings")
-    assert operator.look("settings")
+    assert operator.reconcile("settings")
     assert "ConfigMap settings exists and is not this run's" in status_of(server, "settings")["message"]
     found = server.get("ConfigMap", "settings")
     assert (found["data"], found["metadata"].get("ownerReferences")) == ({"a": "b"}, None)
     assert server.get("JobSet", "settings", api=JOBSET) is None
     server.delete("ConfigMap", "settings")
-    assert operator.look("settings")
+    assert operator.reconcile("settings")
     assert server.get("JobSet", "settings", api=JOBSET) is not None
 
 
@@ -119,24 +119,24 @@ def test_the_key_of_another_is_refused_and_the_run_s_own_is_kept(server, operato
 
 def test_a_release_that_renders_otherwise_restarts_nothing(server, operator, start, monkeypatch):
     start("kept")
-    assert operator.look("kept")
+    assert operator.reconcile("kept")
     before = server.get("JobSet", "kept", api=JOBSET)["metadata"]["uid"]
     monkeypatch.setattr("penstock.launch.render.pod_template.CACHE", "/elsewhere")
-    assert operator.look("kept")
+    assert operator.reconcile("kept")
     assert server.get("JobSet", "kept", api=JOBSET)["metadata"]["uid"] == before
     run = {"spec": {"nodes": 2}}
     assert server.patch("TrainingRun", "kept", run, api=API)[0] == 200
-    assert operator.look("kept")
+    assert operator.reconcile("kept")
     assert server.get("JobSet", "kept", api=JOBSET) is None, "a change of the run stops it"
 
 
 def test_a_network_policy_is_deleted_with_the_wish_for_it(server, operator, start):
     start("open")
-    assert operator.look("open")
+    assert operator.reconcile("open")
     assert server.get("NetworkPolicy", "open", api=NETWORKING) is not None
     assert server.patch("TrainingRun", "open", {"spec": {"networkPolicy": "none"}}, api=API)[0] == 200
     for _ in range(2):  # the job is stopped, and made again
-        assert operator.look("open")
+        assert operator.reconcile("open")
     assert server.get("JobSet", "open", api=JOBSET) is not None
     assert server.get("NetworkPolicy", "open", api=NETWORKING) is None
 
@@ -144,22 +144,22 @@ def test_a_network_policy_is_deleted_with_the_wish_for_it(server, operator, star
 def test_a_trainjob_and_the_jobset_that_trainer_makes_of_it_are_one_job(server, operator, start):
     server.install("trainer.kubeflow.org_train")
     start("trained", api="trainjob")
-    assert operator.look("trained")
+    assert operator.reconcile("trained")
     trainjob = server.get("TrainJob", "trained", api=TRAINER)
     of = {"kind": "TrainJob", "name": "trained", "uid": trainjob["metadata"]["uid"]}
     owner = {"apiVersion": TRAINER, **of, "controller": True}
     assert server.create(jobset("trained", ownerReferences=[owner]))[0] == 201
-    assert operator.look("trained")
+    assert operator.reconcile("trained")
     assert server.get("TrainJob", "trained", api=TRAINER)["metadata"]["uid"] == of["uid"]
     assert server.get("JobSet", "trained", api=JOBSET) is not None
 
     assert server.patch("TrainingRun", "trained", {"spec": {"api": "jobset"}}, api=API)[0] == 200
-    assert operator.look("trained")
+    assert operator.reconcile("trained")
     assert server.get("TrainJob", "trained", api=TRAINER) is None, "the TrainJob is stopped, not its child"
-    assert operator.look("trained")
+    assert operator.reconcile("trained")
     assert status_of(server, "trained")["phase"] == "Stopping", "until the garbage collector has its JobSet"
     server.delete("JobSet", "trained", api=JOBSET)
-    assert operator.look("trained")
+    assert operator.reconcile("trained")
     owners = server.get("JobSet", "trained", api=JOBSET)["metadata"]["ownerReferences"]
     assert [one["kind"] for one in owners] == ["TrainingRun"]
 
@@ -173,36 +173,36 @@ def test_a_run_of_any_size_is_held_until_nothing_of_it_is_left_and_then_is_gone(
     status, _ = server.patch("TrainingRun", name, {"spec": {"recipe": recipe}}, api=API)
     assert status == 200
     for _ in range(3):
-        look_at_all(operator.cluster, plan_of, threading.Event())
+        reconcile_all(operator.cluster, plan_of, threading.Event())
     assert server.get("TrainingRun", name, api=API)["metadata"]["finalizers"] == [FINALIZER]
     assert server.get("JobSet", name, api=JOBSET)["metadata"]["annotations"]
     server.delete("TrainingRun", name, api=API)
     assert "deletionTimestamp" in server.get("TrainingRun", name, api=API)["metadata"], "its job is there"
-    look_at_all(operator.cluster, plan_of, threading.Event())  # deletes the job
-    look_at_all(operator.cluster, plan_of, threading.Event())  # sees that nothing is left
+    reconcile_all(operator.cluster, plan_of, threading.Event())  # deletes the job
+    reconcile_all(operator.cluster, plan_of, threading.Event())  # sees that nothing is left
     assert server.get("JobSet", name, api=JOBSET) is None
     assert server.get("TrainingRun", name, api=API) is None
 
 
-def test_a_run_whose_look_fails_holds_up_no_other(server, operator, start, caplog):
+def test_a_run_whose_reconciliation_fails_holds_up_no_other(server, operator, start, caplog):
     start("aaa")
     start("zzz")
-    seen = Reconciler.look
+    seen = Reconciler.reconcile
     with pytest.MonkeyPatch.context() as patch:
 
-        def look(self, name):
+        def reconcile(self, name):
             if name == "aaa":
                 raise SystemError("of a library")
             return seen(self, name)
 
-        patch.setattr(Reconciler, "look", look)
-        look_at_all(operator.cluster, plan_of, threading.Event())
+        patch.setattr(Reconciler, "reconcile", reconcile)
+        reconcile_all(operator.cluster, plan_of, threading.Event())
     assert "run=aaa" in caplog.text
     assert server.get("JobSet", "zzz", api=JOBSET)
     for name in ("aaa", "zzz"):
         server.delete("TrainingRun", name, api=API)
     for _ in range(3):
-        look_at_all(operator.cluster, plan_of, threading.Event())
+        reconcile_all(operator.cluster, plan_of, threading.Event())
     assert server.get("TrainingRun", "aaa", api=API) is None
 
 
@@ -212,14 +212,14 @@ def test_a_change_of_the_run_since_it_was_listed_is_not_written_over(server, ope
         run for run in operator.cluster.all(API, "TrainingRun") if run["metadata"]["name"] == "busy"
     )
     server.patch("TrainingRun", "busy", {"metadata": {"finalizers": ["example.com/other"]}}, api=API)
-    look_at(operator.cluster, plan_of, listed)
+    reconcile_run(operator.cluster, plan_of, listed)
     assert server.get("TrainingRun", "busy", api=API)["metadata"]["finalizers"] == ["example.com/other"]
-    look_at_all(operator.cluster, plan_of, threading.Event())
+    reconcile_all(operator.cluster, plan_of, threading.Event())
     held = server.get("TrainingRun", "busy", api=API)["metadata"]["finalizers"]
     assert held == ["example.com/other", FINALIZER]
 
 
-def test_a_signal_that_comes_before_the_first_look_ends_the_operator(server, tmp_path, monkeypatch):
+def test_a_signal_that_comes_before_the_first_reconciliation_ends_the_operator(server, tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path / "kubeconfig")))
     with Command("operator", "--namespace", "default", stderr=subprocess.PIPE, text=True) as process:
         for line in process.stderr:
@@ -251,11 +251,13 @@ def test_the_api_server_refuses_a_field_beyond_its_limit_by_name(server, field, 
     assert (status, f"spec.{field}" in answer["message"]) == (422, True), answer
 
 
-def test_the_group_zero_and_a_dollar_reach_the_pods(server, operator, start):
-    start("zero", fsGroup=0, env={"A": "$(HOME) $$"})
-    operator.look("zero")
+def test_fields_reach_the_pods_as_they_are_given(server, operator, start):
+    start("zero", fsGroup=0, env={"A": "$(HOME) $$"}, oversubscribe=True)
+    operator.reconcile("zero")
     (job,) = server.get("JobSet", "zero", api=JOBSET)["spec"]["replicatedJobs"]
     pod = job["template"]["spec"]["template"]["spec"]
     assert pod["securityContext"]["fsGroup"] == 0
     found = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
     assert found["A"] == "$$(HOME) $$$$"
+    spec = json.loads(server.get("ConfigMap", "zero")["data"]["spec.json"])
+    assert spec["command"][-1] == "--oversubscribe"

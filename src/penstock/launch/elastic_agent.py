@@ -29,7 +29,7 @@ from penstock.launch.rendezvous.client import (
     RendezvousGone,
     RoundBroken,
 )
-from penstock.launch.rendezvous.membership import Place
+from penstock.launch.rendezvous.membership import RendezvousInfo
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import (
     BY_REQUEST,
@@ -49,9 +49,9 @@ from penstock.launch.supervise import (
 )
 
 _JOIN_S = 600
-_LOOK_S = 0.1
-_LOOK_FOR_MARK_S = 1.0  # in a folder that may be on a network's disk
-_LOOK_AT_NODES_S = 0.5
+_POLL_S = 0.1
+_POLL_MARK_S = 1.0  # in a folder that may be on a network's disk
+_POLL_NODES_S = 0.5
 _LIST_S = 5.0
 """Seconds for which a list of checkpoints is good enough while nodes wait."""
 _AFTER_LOSS_S = (
@@ -133,7 +133,7 @@ class ElasticNode:
     def _run(self) -> int:
         while True:
             try:
-                place = self._join()
+                info = self._join()
             except _StopRequested as request:
                 decision = self._feed(StopAsked(cause=str(request)))
             except RendezvousClosed as closed:
@@ -145,41 +145,41 @@ class ElasticNode:
             except RendezvousGone as error:
                 return self._end(self._gone_code, f"the rendezvous is gone: {str(error).splitlines()[0]}")
             else:
-                decision = self._attempt(place)
+                decision = self._attempt(info)
             if decision.act is Act.FINISH:
                 return self._end(decision.code, "")
             if decision.pause_s:
                 self._pause(decision.pause_s)
 
-    def _join(self) -> Place:
+    def _join(self) -> RendezvousInfo:
         self._signals.is_waiting = True
         try:
             while True:
                 self._raise_if_stop_requested()
                 try:
-                    with self._looking_for_mark():
-                        place = self._rendezvous.join(self._join_s)
+                    with self._watching_mark():
+                        info = self._rendezvous.join(self._join_s)
                 except RoundBroken as broken:
                     self._log("lost", str(broken))
                     continue
                 self._raise_if_stop_requested()  # while it waited for others
-                return place
+                return info
         finally:
             self._signals.is_waiting = False
 
     @contextmanager
-    def _looking_for_mark(self) -> Iterator[None]:
+    def _watching_mark(self) -> Iterator[None]:
         """Context manager: a request to stop in the run's folder wakes this thread as a signal does."""
         ended, waiting = threading.Event(), threading.get_ident()
 
-        def look() -> None:
-            while not ended.wait(_LOOK_FOR_MARK_S):
+        def watch() -> None:
+            while not ended.wait(_POLL_MARK_S):
                 if self._is_marked():
                     self._signals.name = self._signals.name or BY_REQUEST
                     signal.pthread_kill(waiting, signal.SIGTERM)
                     return
 
-        thread = Thread(target=look, name="request-to-stop", daemon=True)
+        thread = Thread(target=watch, name="request-to-stop", daemon=True)
         thread.start()
         try:
             yield
@@ -206,22 +206,22 @@ class ElasticNode:
     def _is_marked(self) -> bool:
         return self._folder.is_to_stop(env.variable(env.JOB)) and not self._folder.is_trained()
 
-    def _attempt(self, place: Place) -> Decision:
+    def _attempt(self, info: RendezvousInfo) -> Decision:
         spec, newest = self._spec, self._folder.newest_step()
-        self._num_nodes = place.num_nodes
-        self._feed(Started(ranks=place.num_nodes * spec.processes, newest=newest))
+        self._num_nodes = info.num_nodes
+        self._feed(Started(ranks=info.num_nodes * spec.processes, newest=newest))
         self._log(
             "start",
             f"start {self._state.starts} of this node, {newest_as_text(newest)}",
-            nodes=place.num_nodes,
-            first_rank=place.index * spec.processes,
+            nodes=info.num_nodes,
+            first_rank=info.index * spec.processes,
         )
         environments = rank_environments(
-            node=place.index,
-            num_nodes=place.num_nodes,
+            node=info.index,
+            num_nodes=info.num_nodes,
             processes=spec.processes,
-            address=place.address,
-            port=place.port,
+            address=info.address,
+            port=info.port,
         )
         self._trained_at = self._folder.trained_at()
         self._warm.start(environments, title=f"{clock.utc_now()} node {self._node}")
@@ -236,14 +236,14 @@ class ElasticNode:
 
     def _watch(self) -> JobOutcome:
         """Wait for the ranks of an attempt; ask them to stop when this node or the others need it."""
-        kill_at, looked_at, is_killed = float("inf"), clock.monotonic(), False
+        kill_at, polled_at, is_killed = float("inf"), clock.monotonic(), False
         while (outcome := self._warm.poll()) is None:
             now = clock.monotonic()
             events: list[Event] = []
             if self._signals.name and not self._state.stop_requested_by:
                 events.append(StopAsked(cause=self._signals.name))
-            if now - looked_at >= _LOOK_AT_NODES_S:
-                looked_at = now
+            if now - polled_at >= _POLL_NODES_S:
+                polled_at = now
                 if not self._state.stop_requested_by and (sender := self._asked_to_stop()):
                     events.append(StopAsked(cause=sender))
                 waiting, present = self._nodes()
@@ -259,7 +259,7 @@ class ElasticNode:
                 self._log("kill", f"the processes {why}")
                 self._warm.kill()
                 is_killed = True
-            clock.sleep(_LOOK_S)
+            clock.sleep(_POLL_S)
         if is_killed and outcome.lost and not self._have_met():  # no failure, and nothing is lost
             return JobOutcome(EXIT_STOPPED, [], stop_requested=outcome.stop_requested)
         return outcome
@@ -281,7 +281,7 @@ class ElasticNode:
     def _nodes(self) -> tuple[int, int]:
         """Return how many nodes wait to join, and how many of this attempt have not ended or been lost."""
         try:
-            view = self._rendezvous.look()
+            view = self._rendezvous.heartbeat()
         except RendezvousGone:
             return 0, self._num_nodes  # the ranks may finish without it
         return view.num_waiting, view.num_present
@@ -314,7 +314,7 @@ class ElasticNode:
     def _pause(self, seconds: float) -> None:
         end = clock.monotonic() + seconds
         while clock.monotonic() < end and not self._asked_to_stop():
-            clock.sleep(_LOOK_S)
+            clock.sleep(_POLL_S)
 
     def _end(self, code: int, cause: str) -> int:
         if cause:

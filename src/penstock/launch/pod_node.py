@@ -57,7 +57,7 @@ _PAST_EVENTS = 100
 """Transitions before its own that the first pod prints: those of pods whose logs are gone."""
 _LINGER_S = 3.0
 """Seconds for which the server outlives the first pod's ranks, so that the others read how the run ended."""
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _MOST_BYTES = 1 << 20
 
 
@@ -236,7 +236,7 @@ def _printed(folder: JobFolder, scratch: Path, *, is_first: bool) -> Iterator[No
     try:
         yield
     finally:
-        process.terminate()  # after one more look
+        process.terminate()  # after it has read once more
         process.join(_PRINT_S)
         if process.is_alive():  # the run's storage hangs
             process.kill()
@@ -268,7 +268,7 @@ def _print_logs(folder: JobFolder, scratch: Path, is_first: bool, parent: int) -
                 run.print(is_last=is_last)
         if is_last:
             return
-        clock.sleep(_LOOK_S)
+        clock.sleep(_POLL_S)
 
 
 def new_lines(log: Path, at: int, *, is_last: bool) -> bytes:

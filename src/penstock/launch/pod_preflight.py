@@ -20,7 +20,7 @@ _REASON_CHARACTERS = 120
 """Kubernetes keeps the last 2,048 of what a pod printed."""
 _MEETING_S = 1800.0
 """Seconds that pods wait for each other; then the report has those that did not come."""
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 def is_examined(spec: RunSpec, folder: JobFolder, *, job: str) -> bool:
@@ -44,7 +44,7 @@ def _all_there(spec: RunSpec, folder: JobFolder, *, node: int, job: str) -> bool
         while len(list(meeting.iterdir())) < spec.nodes.most and clock.monotonic() < end:
             if signal.SIGTERM in signal.sigpending() or folder.examined_job() == job:
                 return False
-            clock.sleep(_LOOK_S)
+            clock.sleep(_POLL_S)
     except FileNotFoundError:  # the first pod removes the folder once all were examined
         return False
     return True
@@ -86,7 +86,7 @@ def examine_pods(spec: RunSpec, folder: JobFolder, *, node: int, host: str, port
                 process.kill()
                 process.wait()
                 return False
-            clock.sleep(_LOOK_S)
+            clock.sleep(_POLL_S)
     if node:
         return True
     code = process.returncode

@@ -27,7 +27,7 @@ from penstock.launch.supervise import (
     newest_as_text,
 )
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 class Gang(Protocol):
@@ -147,7 +147,7 @@ class _WatchedRun:
                 self._folder.log_event("kill", cause=f"not stopped within {self.spec.grace_s:g} s")
                 gang.kill()
                 kill_at = float("inf")
-            clock.sleep(_LOOK_S)
+            clock.sleep(_POLL_S)
         if not self.state.stop_requested_by and self._folder.is_to_stop():
             self.feed(StopAsked(cause=BY_REQUEST))
         return self.feed(replace(ended, newest=self._folder.newest_step()))
@@ -155,4 +155,4 @@ class _WatchedRun:
     def pause(self, seconds: float) -> None:
         end = clock.monotonic() + seconds
         while clock.monotonic() < end and not self.asked_to_stop():
-            clock.sleep(_LOOK_S)
+            clock.sleep(_POLL_S)

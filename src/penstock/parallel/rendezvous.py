@@ -25,7 +25,7 @@ from penstock.core.env import Ranks, meeting, rendezvous
 from penstock.core.errors import PenstockError, UsageError
 from penstock.parallel.hosted_store import hosted_store
 
-_LOOK_S = 0.2  # polling interval of rank 0
+_POLL_S = 0.2  # polling interval of rank 0
 
 
 def open_store(who: Ranks, *, timeout_s: float) -> Store:
@@ -102,7 +102,7 @@ def _call(store: Store, who: Ranks, arrival: int, timeout_s: float) -> str:
             if newest > told[rank]:
                 store.set(f"attempts/{rank}/{newest}", name)
                 told[rank] = newest
-        _comes(store, [f"{name}/{rank}" for rank in awaited], _LOOK_S)
+        _comes(store, [f"{name}/{rank}" for rank in awaited], _POLL_S)
         awaited = [rank for rank in awaited if not store.check([f"{name}/{rank}"])]
         if awaited and clock.monotonic() > deadline:
             raise PenstockError(

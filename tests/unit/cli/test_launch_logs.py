@@ -61,7 +61,7 @@ def followed(tmp_path, monkeypatch):
     folder.make()
     folder.write_job(Job(engine="slurm", ident="7", host="", submitted_at="now"))
     monkeypatch.setattr(logs, "_ASK_EVERY_S", 0.0)
-    monkeypatch.setattr(logs, "_LOOK_S", 0.01)
+    monkeypatch.setattr(logs, "_POLL_S", 0.01)
 
     def follow(engine):
         monkeypatch.setattr(logs, "ENGINES", {"slurm": engine})

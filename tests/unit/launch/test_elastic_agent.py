@@ -20,7 +20,7 @@ from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED
 from penstock.launch.rendezvous import client
 from penstock.launch.rendezvous.client import RendezvousClosed, RendezvousGone
-from penstock.launch.rendezvous.membership import Place, View
+from penstock.launch.rendezvous.membership import RendezvousInfo, View
 from penstock.launch.rendezvous.server import start_server
 from penstock.launch.rendezvous.signed import new_key
 from penstock.launch.spec import node_range
@@ -167,18 +167,18 @@ def test_a_node_that_leaves_while_it_waits_is_no_longer_waited_for(folder, warm)
         trains.join(60)
 
         def tell():
-            wait_until(lambda: trains.look().num_waiting, "a node that waits")
+            wait_until(lambda: trains.heartbeat().num_waiting, "a node that waits")
             os.kill(os.getpid(), signal.SIGTERM)
 
         telling = threading.Thread(target=tell)
         telling.start()
         assert comes.run() == EXIT_STOPPED
         telling.join()
-        assert trains.look() == View(num_waiting=0, num_present=1)
+        assert trains.heartbeat() == View(num_waiting=0, num_present=1)
         trains.end()
 
 
-TWO_RANKS = Place(round=0, index=0, num_nodes=2, address=HERE, port=1)
+TWO_RANKS = RendezvousInfo(round=0, index=0, num_nodes=2, address=HERE, port=1)
 
 
 @pytest.mark.timeout(30)
@@ -224,7 +224,7 @@ class Others:
     def __init__(self, num_waiting, is_lost):
         self._num_waiting, self._is_lost = num_waiting, is_lost
 
-    def look(self):
+    def heartbeat(self):
         return View(num_waiting=self._num_waiting, num_present=1 if self._is_lost() else 2)
 
     def leave(self):

@@ -22,7 +22,7 @@ exit codes: 0 printed, 1 the rank has printed nothing, or the engine and the log
 minutes, 2 wrong usage
 """
 
-_LOOK_S, _ASK_EVERY_S = 0.3, 5.0
+_POLL_S, _ASK_EVERY_S = 0.3, 5.0
 _MOST_SILENCE_S = 600.0
 """Seconds without an answer of the engine, and without a new line, after which the job is not waited for."""
 
@@ -79,7 +79,7 @@ def _follow(log: "GrowingLog", folder: JobFolder) -> None:
                 if now - heard_at > _MOST_SILENCE_S:
                     raise
             asked_at = clock.monotonic()
-        clock.sleep(_LOOK_S)
+        clock.sleep(_POLL_S)
 
 
 class GrowingLog:

@@ -1,1 +1,1 @@
-"""Operator of TrainingRuns on Kubernetes: looks at a run, decides, acts; it remembers nothing."""
+"""Operator of TrainingRuns on Kubernetes: reconciles each run: reads, decides, acts; it remembers nothing."""

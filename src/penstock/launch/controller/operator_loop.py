@@ -1,8 +1,8 @@
-"""The operator's process: waits until it leads, then looks at every TrainingRun of a namespace, in turn.
+"""The operator's process: waits until it leads, then reconciles every TrainingRun of a namespace, in turn.
 
 One thread lists the runs every few seconds, holds each by a finalizer, and takes one step for it; what that
-is is in reconcile.py. The lease has threads of its own, so that a look that hangs ends the lead in time. A
-leader that loses its lease ends at once, and is started again by its Deployment.
+is is in reconcile.py. The lease has threads of its own, so that a reconciliation that hangs ends the lead in
+time. A leader that loses its lease ends at once, and is started again by its Deployment.
 """
 
 import logging
@@ -31,7 +31,7 @@ def run_operator(namespace: str, plan: Planner, *, identity: str, every_s: float
     Args:
         namespace: of the TrainingRuns and of the lease.
         identity: name of this replica.
-        every_s: seconds between two looks at a run.
+        every_s: seconds between two reconciliations of a run.
         lease_s: seconds until the lease of a replica that is gone is taken.
     """
     connection = _Connection(namespace)
@@ -63,7 +63,7 @@ def _look_until(stopped: threading.Event, connection: "_Connection", plan: Plann
     while not stopped.is_set():
         began = clock.monotonic()
         try:
-            look_at_all(connection.get(), plan, stopped)
+            reconcile_all(connection.get(), plan, stopped)
             said = ""
         except PenstockError as error:  # the API server is away, or refuses
             if str(error) != said:
@@ -94,8 +94,8 @@ class _Connection:
             return self._found
 
 
-def look_at_all(cluster: ClusterConnection, plan: Planner, stopped: threading.Event) -> None:
-    """Take one look at each TrainingRun of the namespace; what one look raises concerns no other run.
+def reconcile_all(cluster: ClusterConnection, plan: Planner, stopped: threading.Event) -> None:
+    """Reconcile each TrainingRun of the namespace; an error in one does not affect the others.
 
     Raises:
         PenstockError: the API server does not list them.
@@ -105,25 +105,25 @@ def look_at_all(cluster: ClusterConnection, plan: Planner, stopped: threading.Ev
             return
         name = run["metadata"]["name"]
         try:
-            look_at(cluster, plan, run)
+            reconcile_run(cluster, plan, run)
         except PenstockError as error:
             _log.warning("run=%s error=%s", name, error)
-        except Exception:  # the next look may find it otherwise; other runs must not wait for that
+        except Exception:  # the next time may succeed; other runs must not wait for that
             _log.exception("run=%s", name)
 
 
-def look_at(cluster: ClusterConnection, plan: Planner, run: Mapping[str, Any]) -> None:  # Any: JSON
+def reconcile_run(cluster: ClusterConnection, plan: Planner, run: Mapping[str, Any]) -> None:  # Any: JSON
     """Hold a run by the operator's finalizer while anything of it is left, and take one step for it."""
     meta = run["metadata"]
     held = list(meta.get("finalizers") or [])
     if "deletionTimestamp" not in meta and FINALIZER not in held:
         _set_finalizers(cluster, meta, [*held, FINALIZER])
-    is_there = Reconciler(cluster, plan).look(meta["name"])
+    is_there = Reconciler(cluster, plan).reconcile(meta["name"])
     if "deletionTimestamp" in meta and not is_there and FINALIZER in held:
         _set_finalizers(cluster, meta, [one for one in held if one != FINALIZER])
 
 
 def _set_finalizers(cluster: ClusterConnection, meta: Mapping[str, Any], names: list[str]) -> None:
-    """Change the finalizers of a run; if it was changed since it was listed, the next look tries again."""
+    """Change the finalizers of a run; if it was changed since it was listed, the next time tries again."""
     change = {"metadata": {"finalizers": names, "resourceVersion": meta["resourceVersion"]}}
     cluster.merge(API, KIND, meta["name"], change)

@@ -1,4 +1,4 @@
-"""One look at a TrainingRun: read the cluster, decide, act, and show it in `.status` and as events.
+"""Reconciliation of a TrainingRun: read the cluster, decide, act, and show it in `.status` and as events.
 
 What must survive a kill of the operator is in objects: the digest of what was asked for and the number of the
 start in annotations of the job, excluded nodes in the status of the run. Events have names made of what they
@@ -68,11 +68,11 @@ class Reconciler:
     cluster: ClusterConnection
     plan: Planner
 
-    def look(self, name: str) -> bool:
-        """Look at a run, and take one step; False: it is deleted, and nothing of it is left.
+    def reconcile(self, name: str) -> bool:
+        """Bring the cluster one step closer to a run; return False if the run is deleted and nothing is left.
 
         Raises:
-            PenstockError: the API server refused or cannot be reached; the same look can be taken again.
+            PenstockError: the API server refused or cannot be reached; try again.
         """
         run = self.cluster.get(API, KIND, name)
         if run is None:

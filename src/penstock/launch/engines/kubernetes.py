@@ -42,7 +42,7 @@ from penstock.launch.spec import NodeRange, RunSpec
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _AFTER_GRACE_S = 60.0
 
 
@@ -287,11 +287,11 @@ def _remove(cluster: ClusterConnection, spec: RunSpec, *, grace_s: int | None = 
                 f"Pods of {spec.name} are still there: {left or 'none, but its object is'}",
                 fix="See `penstock launch status`; --now kills them without saving.",
             )
-        clock.sleep(_LOOK_S)
+        clock.sleep(_POLL_S)
     for found in owned:
         cluster.delete(found["apiVersion"], found["kind"], found["metadata"]["name"])
     while any(_is_owned(cluster, found, job) for found in owned) and clock.monotonic() < end:
-        clock.sleep(_LOOK_S)
+        clock.sleep(_POLL_S)
 
 
 def _is_owned(cluster: ClusterConnection, found: Object, job: Object | None) -> bool:

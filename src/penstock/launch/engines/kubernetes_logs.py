@@ -27,7 +27,7 @@ from penstock.launch.render.kubernetes import pod_of
 from penstock.launch.render.pod_template import labels_of
 
 _ENDED = ("Succeeded", "Failed")
-_LOOK_AT_PODS_S = 2.0
+_POLL_PODS_S = 2.0
 _MOST_SILENCE_S = 600.0
 """Seconds without an answer of the cluster after which the job is not waited for."""
 _LAST_LINES_S = 30.0
@@ -52,13 +52,13 @@ def logs(job: Job, folder: JobFolder, rank: int, *, follow: bool) -> Iterator[st
             return found
         return [pod for pod in found if index_of(pod) == rank // spec.processes]
 
-    def look() -> PodsStarted:
+    def started() -> PodsStarted:
         api, kind = JOB_KINDS[pod_of(spec).api]
         found = cluster.get(api, kind, job.ident)  # first: pods that it made until then are seen
         return started_of(pods(), is_over=found is None or ended_state(found) is not None)
 
     if follow:
-        lines = followed(look, lambda name: cluster.log(name, follow=True))
+        lines = followed(started, lambda name: cluster.log(name, follow=True))
     else:
         names = [pod["metadata"]["name"] for pod in pods()]
         lines = (line.text for name in names for line in cluster.log(name, follow=False))
@@ -98,27 +98,27 @@ def started_of(pods: Sequence[Object], *, is_over: bool) -> PodsStarted:
 
 
 def followed(
-    look: Callable[[], PodsStarted],
+    started: Callable[[], PodsStarted],
     read: Callable[[str], Iterator[LogLine]],
     *,
-    pause_s: float = _LOOK_AT_PODS_S,
+    pause_s: float = _POLL_PODS_S,
 ) -> Iterator[str]:
     """Yield the lines of a job's pods as they come, also of pods that start later, until the job is over.
 
     Args:
-        look: returns the pods that have started.
+        started: returns the pods that have started.
         read: returns the lines of the pod of a name, from its first line to the end of the pod, or of the
             connection.
-        pause_s: seconds between two looks.
+        pause_s: seconds between two calls of `started`.
 
     Raises:
         EngineUnreachable: the cluster does not answer at first, or has not for long.
-        BaseException: what looking or reading raised.
+        BaseException: what `started` or `read` raised.
     """
     readers, answered_at = _LogReaders(read), -math.inf
     while True:
         try:
-            now = look()
+            now = started()
         except EngineUnreachable:  # as an API server that is replaced
             if clock.monotonic() - answered_at > _MOST_SILENCE_S:
                 raise

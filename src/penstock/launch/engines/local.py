@@ -37,7 +37,7 @@ from penstock.launch.supervise import FINAL_CODES, Ended, newest_as_text
 from penstock.launch.supervisor import supervise_gang
 
 _HERE = "127.0.0.1"
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _CANCEL_S = 30.0  # more than the grace, for a launcher that tidies up
 
 
@@ -152,8 +152,8 @@ class _Nodes:
             for _ in range(self._spec.nodes.most):
                 self._add()
             while self._running:
-                clock.sleep(_LOOK_S)
-                self._look()
+                clock.sleep(_POLL_S)
+                self._poll()
                 if nodes := self._folder.take_request():
                     self._resize(nodes)
                 if self._flag.requested_by and kill_at == float("inf"):
@@ -203,7 +203,7 @@ class _Nodes:
             self._leaving.add(node)
             self._running[node].terminate()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         for node in [node for node, process in self._running.items() if not process.is_alive()]:
             process = self._running.pop(node)
             process.join()
@@ -295,7 +295,7 @@ class _Local:
                     f"Process {job.ident} has not ended",
                     fix="See `penstock launch status`; --now kills it without saving.",
                 )
-            clock.sleep(_LOOK_S)
+            clock.sleep(_POLL_S)
         if now:
             return f"killed process {job.ident}"
         ended = _end_of(folder)

@@ -36,7 +36,7 @@ from penstock.launch.render.slurm import OUTPUT, render
 from penstock.launch.sbatch_options import check_variables
 from penstock.launch.spec import NodeRange, RunSpec
 
-_LOOK_S = 1.0
+_POLL_S = 1.0
 
 
 def submit(spec: RunSpec, folder: JobFolder, rendered: Rendered) -> str:
@@ -192,7 +192,7 @@ class _Slurm:
                     f"Job {job.ident} is still {state.status}",
                     fix="See `penstock launch status`; --now cancels it without saving.",
                 )
-            clock.sleep(_LOOK_S)
+            clock.sleep(_POLL_S)
         if state.status != "COMPLETED":
             return f"job {job.ident} ended: {state.status}, {state.reason}"
         return f"job {job.ident} stopped after saving"

@@ -16,7 +16,7 @@ from penstock.launch.serving import LEAVE_S, ServingSpec
 
 _KSERVE_CONTAINER = "kserve-container"
 _LONGEST_NAME = 50
-_LOOK_S = 5
+_POLL_S = 5
 
 
 def render_serving(spec: ServingSpec) -> Rendered:
@@ -67,8 +67,8 @@ def render_serving(spec: ServingSpec) -> Rendered:
         "ports": [{"name": "http", "containerPort": spec.port, "protocol": "TCP"}],
         "startupProbe": {
             **ready,
-            "periodSeconds": _LOOK_S,
-            "failureThreshold": math.ceil(spec.startup_s / _LOOK_S),
+            "periodSeconds": _POLL_S,
+            "failureThreshold": math.ceil(spec.startup_s / _POLL_S),
         },
         "readinessProbe": {**ready, "periodSeconds": 2, "failureThreshold": 1},
         "livenessProbe": {

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.core import clock
 from penstock.core.errors import PenstockError
-from penstock.launch.rendezvous.membership import Entry, NodeOffer, Place, View
+from penstock.launch.rendezvous.membership import Entry, NodeOffer, RendezvousInfo, View
 from penstock.launch.rendezvous.signed import (
     CODE_BYTES,
     HEAD_BYTES,
@@ -74,7 +74,7 @@ class Rendezvous:
         self._connect(_ANSWER_S)
         self._beating: threading.Thread | None = None
 
-    def join(self, timeout_s: float) -> Place:
+    def join(self, timeout_s: float) -> RendezvousInfo:
         """Wait until this node is a member of a round; where it was one of an earlier round, it leaves that.
 
         A node that is spare waits without a limit.
@@ -93,7 +93,7 @@ class Rendezvous:
             entry = Entry(said["entry"])
             if entry is Entry.MEMBER:
                 self._beat()
-                return Place(**said["place"])
+                return RendezvousInfo(**said["info"])
             if entry is Entry.CLOSED:
                 raise RendezvousClosed(int(said["exit_code"]))
             if entry is Entry.BROKEN:
@@ -106,13 +106,13 @@ class Rendezvous:
                 raise JoinTimeout(f"No round within {timeout_s:g} s")
             clock.sleep(_ASK_S)
 
-    def look(self) -> View:
-        """Return which nodes there are.
+    def heartbeat(self) -> View:
+        """Tell that this node is alive; return which nodes there are.
 
         Raises:
             RendezvousGone: the server does not answer.
         """
-        return View(**self._ask("look"))
+        return View(**self._ask("heartbeat"))
 
     def leave(self) -> None:
         """Take this node out, so that the others need not miss its signs of life; then none are given."""
@@ -144,7 +144,7 @@ class Rendezvous:
     def _give_signs(self) -> None:
         while not self._ended.wait(KEEP_ALIVE_S):
             with suppress(RendezvousGone):  # the main thread sees that, too
-                self._ask("look")
+                self._ask("heartbeat")
 
     def _ask(self, ask: str, **values: Any) -> Any:  # Any: what JSON holds
         """Return the answer to a question; each may be asked twice, as where a connection broke off."""

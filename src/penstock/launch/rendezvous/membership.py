@@ -4,7 +4,7 @@ A pure state machine: callers give the time.
 
     gathering   joining nodes are counted; once enough have joined, a last call admits more, then a round
                 begins
-    running     each member has its place; new nodes wait, and a member that leaves is not replaced
+    running     each member has its number; new nodes wait, and a member that leaves is not replaced
     gathering   again, once the last member has left
 
 One process holds this state and answers every question (server.py), so the clocks of nodes need not agree.
@@ -43,11 +43,12 @@ class NodeOffer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Place of a node in a round."""
+class RendezvousInfo:
+    """What a member needs to know to start its ranks."""
 
     round: int
     index: int
+    """Number of the node among the members, from 0."""
     num_nodes: int
     address: str
     """Address of the first member."""
@@ -70,14 +71,14 @@ class Membership:
     """State of a rendezvous.
 
     Args:
-        least: nodes with which a round begins.
-        most: nodes that it takes.
+        min_nodes: nodes with which a round begins.
+        max_nodes: nodes that it takes.
         last_call_s: seconds for which enough nodes wait for more.
         lost_after_s: silence after which a node is lost.
     """
 
-    least: int
-    most: int
+    min_nodes: int
+    max_nodes: int
     last_call_s: float
     lost_after_s: float
     round: int = 0
@@ -85,13 +86,13 @@ class Membership:
     """Exit code of the run that has ended; None: it goes on."""
     _members: dict[str, NodeOffer] = field(default_factory=dict)
     _waiting: dict[str, NodeOffer] = field(default_factory=dict)
-    _places: dict[str, Place] = field(default_factory=dict)
+    _infos: dict[str, RendezvousInfo] = field(default_factory=dict)
     """Of this round's members; empty: it is gathering."""
     _heard_at: dict[str, float] = field(default_factory=dict)
     _deadline: float | None = None
     _now: float = 0.0
 
-    def join(self, node: str, offer: NodeOffer, now: float) -> tuple[Entry, Place | None]:
+    def join(self, node: str, offer: NodeOffer, now: float) -> tuple[Entry, RendezvousInfo | None]:
         """Take a node in, or let it wait; it asks again until it is a member.
 
         It replaces another of its number: a pod that was lost, and is made again.
@@ -103,23 +104,23 @@ class Membership:
             self._drop(other)
         if node not in self._members:
             self._waiting[node] = offer
-        elif not self._places:
+        elif not self._infos:
             self._members[node] = offer
         self._gather(now)
-        if node in self._places:
-            if self._members.keys() == self._places.keys():
-                return Entry.MEMBER, self._places[node]
+        if node in self._infos:
+            if self._members.keys() == self._infos.keys():
+                return Entry.MEMBER, self._infos[node]
             self._drop(node)
             self._gather(now)
             return Entry.BROKEN, None
-        is_spare = node in self._waiting and len(self._members) >= self.most
+        is_spare = node in self._waiting and len(self._members) >= self.max_nodes
         return Entry.SPARE if is_spare else Entry.WAIT, None
 
-    def look(self, node: str, now: float) -> View:
-        """Return the nodes of the run, and note that this one is alive."""
+    def heartbeat(self, node: str, now: float) -> View:
+        """Note that a node is alive; return the nodes of the run."""
         self._hear(node, now)
         return View(
-            num_waiting=min(len(self._waiting), self.most - len(self._members)),
+            num_waiting=min(len(self._waiting), self.max_nodes - len(self._members)),
             num_present=len(self._members),
         )
 
@@ -152,27 +153,27 @@ class Membership:
     def _drop(self, node: str) -> None:
         for kept in (self._members, self._waiting, self._heard_at):
             kept.pop(node, None)
-        if self._places and not self._members:
-            self._places, self.round = {}, self.round + 1
+        if self._infos and not self._members:
+            self._infos, self.round = {}, self.round + 1
 
     def _gather(self, now: float) -> None:
-        if self._places:
+        if self._infos:
             return
         for node in sorted(self._waiting, key=lambda one: _order(one, self._waiting)):
-            if len(self._members) < self.most:
+            if len(self._members) < self.max_nodes:
                 self._members[node] = self._waiting.pop(node)
-        if len(self._members) < self.least:
+        if len(self._members) < self.min_nodes:
             self._deadline = None
             return
         if self._deadline is None:
             self._deadline = now + self.last_call_s
-        if len(self._members) < self.most and now < self._deadline:
+        if len(self._members) < self.max_nodes and now < self._deadline:
             return
         self._deadline = None
         ordered = sorted(self._members, key=lambda one: _order(one, self._members))
         first = self._members[ordered[0]]
-        self._places = {
-            node: Place(
+        self._infos = {
+            node: RendezvousInfo(
                 round=self.round,
                 index=index,
                 num_nodes=len(ordered),

@@ -33,7 +33,7 @@ _HELLO_S = 5.0
 _SILENCE_S = 120.0
 """Seconds after which a connection without messages is closed; nodes say something every few seconds."""
 
-Asked = Mapping[str, Any]  # Any: what JSON holds
+Question = Mapping[str, Any]  # Any: what JSON holds
 
 
 def start_server(
@@ -60,7 +60,7 @@ def start_server(
             fix="Another run may use that port.",
         ) from None
     membership = Membership(
-        least=nodes.least, most=nodes.most, last_call_s=last_call_s, lost_after_s=LOST_AFTER_S
+        min_nodes=nodes.least, max_nodes=nodes.most, last_call_s=last_call_s, lost_after_s=LOST_AFTER_S
     )
     with listening:
         context = multiprocessing.get_context("fork")
@@ -109,15 +109,15 @@ async def _answer(membership: Membership, key: str, reader: StreamReader, writer
             asked = session.read(head, await reader.readexactly(session.num_bytes(head)))
 
 
-def answered(membership: Membership, asked: Asked, now: float) -> dict[str, Any]:  # Any: what JSON holds
+def answered(membership: Membership, asked: Question, now: float) -> dict[str, Any]:  # Any: what JSON holds
     """Return the answer to a question of a node, which has the key."""
     node = str(asked["node"])
     match asked["ask"]:
         case "join":
-            entry, place = membership.join(node, NodeOffer(**asked["offer"]), now)
+            entry, info = membership.join(node, NodeOffer(**asked["offer"]), now)
             return {
                 "entry": entry.value,
-                "place": asdict(place) if place else None,
+                "info": asdict(info) if info else None,
                 "exit_code": membership.exit_code,
             }
         case "leave":
@@ -127,4 +127,4 @@ def answered(membership: Membership, asked: Asked, now: float) -> dict[str, Any]
             membership.close(int(asked["exit_code"]))
             return {}
         case _:
-            return asdict(membership.look(node, now))
+            return asdict(membership.heartbeat(node, now))

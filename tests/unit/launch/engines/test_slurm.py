@@ -105,7 +105,7 @@ def test_a_query_that_fails_does_not_say_that_the_job_has_ended(command, tmp_pat
 
 
 def test_a_cancel_waits_while_the_controller_is_busy(command, tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm, "_LOOK_S", 0.0)
+    monkeypatch.setattr(slurm, "_POLL_S", 0.0)
     folder = JobFolder(tmp_path)
     folder.make()
     folder.write_spec(make_spec())

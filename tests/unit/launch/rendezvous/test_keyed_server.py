@@ -103,7 +103,7 @@ def without_key(tmp_path):
 def test_a_peer_without_the_key_changes_nothing_and_runs_nothing(port, member, tmp_path, what):
     answer = answer_of(port, without_key(tmp_path)[what])
     assert len(answer) in (0, NONCE_BYTES + 32), "a proof of the key at most"
-    assert member.look() == View(num_waiting=0, num_present=1)
+    assert member.heartbeat() == View(num_waiting=0, num_present=1)
     assert not (tmp_path / "ran").exists()
 
 
@@ -113,13 +113,13 @@ def test_what_a_node_said_before_cannot_be_said_again(port, member, monkeypatch)
     monkeypatch.setattr(socket.socket, "sendall", lambda self, said: (sent.append(said), real(self, said))[1])
     other = Rendezvous(HERE, port, key=KEY, number=1, address=HERE)
     other._ask("join", offer={"number": 1, "address": HERE, "port": 1})
-    assert member.look().num_waiting == 1
+    assert member.heartbeat().num_waiting == 1
     other.leave()
     other.end()
     monkeypatch.setattr(socket.socket, "sendall", real)
     first, join, *_ = sent
     answer_of(port, first + join)
-    assert member.look().num_waiting == 0
+    assert member.heartbeat().num_waiting == 0
 
 
 def test_a_node_with_another_key_is_told_so(port):
@@ -129,7 +129,7 @@ def test_a_node_with_another_key_is_told_so(port):
 
 def test_a_connection_that_broke_off_is_made_again(member):
     member._line[0].shutdown(socket.SHUT_RDWR)
-    assert member.look().num_present == 1
+    assert member.heartbeat().num_present == 1
 
 
 def test_a_signal_in_the_middle_of_a_question_mixes_up_no_answers(member, monkeypatch):
@@ -140,7 +140,7 @@ def test_a_signal_in_the_middle_of_a_question_mixes_up_no_answers(member, monkey
     with pytest.raises(KeyboardInterrupt):
         member._ask("join", offer={"number": 0, "address": HERE, "port": 1})
     monkeypatch.undo()
-    assert member.look().num_present == 1
+    assert member.heartbeat().num_present == 1
 
 
 @pytest.mark.parametrize("key", ["", "short", "a" * 31])

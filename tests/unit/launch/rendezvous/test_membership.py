@@ -12,7 +12,7 @@ LAST_CALL_S, LOST_AFTER_S = 3.0, 12.0
 
 
 def membership(least, most):
-    return Membership(least=least, most=most, last_call_s=LAST_CALL_S, lost_after_s=LOST_AFTER_S)
+    return Membership(min_nodes=least, max_nodes=most, last_call_s=LAST_CALL_S, lost_after_s=LOST_AFTER_S)
 
 
 def offer(number):
@@ -59,7 +59,7 @@ def test_too_few_wait_however_long():
 def test_a_node_that_comes_waits_until_all_members_have_left_and_then_belongs_to_the_next_round():
     found = started(1, 2, [1])
     assert found.join("0", offer(0), 4.0) == (Entry.WAIT, None)
-    assert found.look("1", 4.0) == View(num_waiting=1, num_present=1)
+    assert found.heartbeat("1", 4.0) == View(num_waiting=1, num_present=1)
     found.leave("1", 5.0)
     told = asked(found, [0, 1], 5.0) | asked(found, [0], 5.0)
     assert [(told[n][1].round, told[n][1].index) for n in (0, 1)] == [(1, 0), (1, 1)]
@@ -68,28 +68,28 @@ def test_a_node_that_comes_waits_until_all_members_have_left_and_then_belongs_to
 def test_a_node_too_many_is_spare_and_is_not_waited_for_until_a_member_is_gone():
     found = started(1, 2, [0, 1])
     assert found.join("2", offer(2), 4.0) == (Entry.SPARE, None)
-    assert found.look("0", 4.0) == View(num_waiting=0, num_present=2)
+    assert found.heartbeat("0", 4.0) == View(num_waiting=0, num_present=2)
     found.leave("1", 4.0)
-    assert found.look("0", 4.0) == View(num_waiting=1, num_present=1)
+    assert found.heartbeat("0", 4.0) == View(num_waiting=1, num_present=1)
 
 
 def test_nodes_that_wait_are_counted_as_far_as_a_round_would_let_them_in():
     found = started(1, 4, [0, 1, 2])
     asked(found, [3, 4], 4.0)
-    assert found.look("0", 4.0) == View(num_waiting=1, num_present=3)
+    assert found.heartbeat("0", 4.0) == View(num_waiting=1, num_present=3)
 
 
 def test_a_silent_node_is_lost_and_the_others_are_not():
     found = started(1, 2, [0, 1])
     for now in itertools.takewhile(lambda now: now <= LAST_CALL_S + LOST_AFTER_S, itertools.count(4.0, 2.0)):
-        assert found.look("0", now).num_present == 2
-    assert found.look("0", now + 1.5).num_present == 1
+        assert found.heartbeat("0", now).num_present == 2
+    assert found.heartbeat("0", now + 1.5).num_present == 1
 
 
 def test_nodes_are_not_lost_by_a_pause_of_the_process_that_counts():
     found = started(1, 2, [0, 1])
-    assert found.look("0", 1000.0).num_present == 2
-    assert found.look("1", 1001.0).num_present == 2
+    assert found.heartbeat("0", 1000.0).num_present == 2
+    assert found.heartbeat("1", 1001.0).num_present == 2
 
 
 def test_a_round_that_a_member_left_before_another_read_of_it_is_not_begun():
@@ -104,7 +104,7 @@ def test_a_round_that_a_member_left_before_another_read_of_it_is_not_begun():
 def test_a_node_made_again_replaces_the_lost_one_of_its_number_at_once():
     found = started(2, 2, [0, 1])
     assert found.join("new", offer(1), 4.0) == (Entry.WAIT, None)
-    assert found.look("0", 4.0) == View(num_waiting=1, num_present=1)
+    assert found.heartbeat("0", 4.0) == View(num_waiting=1, num_present=1)
     found.leave("0", 4.0)
     asked(found, [0], 4.0)
     assert found.join("new", offer(1), 4.0)[1].index == 1
@@ -121,7 +121,9 @@ def test_the_first_exit_code_ends_the_run_for_all():
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["join", "join", "join", "look", "leave"]), st.integers(0, 4), st.floats(0.0, 3.0)
+        st.sampled_from(["join", "join", "join", "heartbeat", "leave"]),
+        st.integers(0, 4),
+        st.floats(0.0, 3.0),
     ),
     max_size=60,
 )
@@ -141,7 +143,7 @@ def test_whatever_nodes_do_the_members_of_a_round_agree(steps, least, more):
         elif what == "leave":
             found.leave(str(number), now)
         else:
-            view = found.look(str(number), now)
+            view = found.heartbeat(str(number), now)
             assert view.num_present <= least + more
     for places in rounds.values():
         assert len({(p.num_nodes, p.address, p.port) for p in places.values()}) == 1
