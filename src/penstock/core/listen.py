@@ -1,7 +1,6 @@
 """Listening sockets: bind an address before slow work begins, with an error that says what to change."""
 
 import errno
-import ipaddress
 import socket
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -83,7 +82,7 @@ def listen_at(address: str, port: int) -> socket.socket | None:
         family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     except OSError:
         return None
-    if _is_loopback(str(where[0])) and not _is_loopback(address):
+    if is_loopback(str(where[0])) and not is_loopback(address):
         return None  # Debian's /etc/hosts has the machine's own name at 127.0.1.1
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -94,11 +93,3 @@ def listen_at(address: str, port: int) -> socket.socket | None:
         made.close()
         return None
     return made
-
-
-def _is_loopback(address: str) -> bool:
-    """Return True for a loopback address, or the name that every machine has for it."""
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
