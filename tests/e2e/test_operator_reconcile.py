@@ -1,5 +1,6 @@
 """Single reconciliations of runs on a real API server, where no controller changes anything."""
 
+import json
 import subprocess
 import threading
 from pathlib import Path

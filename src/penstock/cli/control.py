@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     wanted("--stop", action="store_true", help="save a checkpoint, then end the job")
     wanted("--save", action="store_true", help="save a checkpoint now")
     wanted("--weights", action="append", default=[], metavar="CORPUS=SHARE",
-           help="share of a corpus, 0 to 1; several with commas")  # fmt: skip
+           help="share of a corpus, 0 to 1; several with commas; a name with a comma in quotes")  # fmt: skip
     wanted("--batch-size", type=int, metavar="ROWS", help="rows of a step over all processes")
     wanted(
         "--islands", type=int, metavar="N", help="islands to continue with: replicas that train on their own"
