@@ -314,7 +314,11 @@ def looked_into(run, out):
     [
         (["control", "RUN", "--weights", "wbe=0.5"], 2, "no such corpus (got 'wbe'). Did you mean 'web'"),
         (["control", "RUN", "--weights", '"a,b"=0.2,web=0.3'], 2, "no such corpus (got 'a,b')"),
-        (["control", "RUN", "--weights", "a,b=0.2"], 2, "(got 'a'). Example: --weights web=0.6,code=0.4. A name"),
+        (
+            ["control", "RUN", "--weights", "a,b=0.2"],
+            2,
+            "(got 'a'). Example: --weights web=0.6,code=0.4. A name",
+        ),
         (["control", "RUN", "--weights", "web"], 2, "--weights takes CORPUS=SHARE (got 'web')"),
         (["control", "RUN", "--weights", "web=2"], 2, "must be between 0 and 1 (got 2.0)"),
         (["control", "RUN", "--weights", "web=0.5,web=0.6"], 2, "gives corpus 'web' two shares"),
