@@ -105,7 +105,8 @@ def test_a_model_is_left_in_the_mode_it_was_in(folder, corpus):
 def test_tokens_beyond_the_vocabulary_are_refused(folder, tmp_path):
     opened = open_for_scoring(folder, compute="float32")
     wide = write_corpus(tmp_path / "wide", [[1, 2, 300]] * 50, vocab_size=400)
-    with pytest.raises(CorpusError, match="token id 300, beyond the model's vocabulary of 300"):
+    message = r"token id 300, beyond the model's vocabulary of 300, in document \d+ of corpus 'w' \(shard-0"
+    with pytest.raises(CorpusError, match=message):
         scores_of(opened, rows_of("w", str(wide), EvalRequest(), context=64), on_rows=lambda _n: None)
 
 

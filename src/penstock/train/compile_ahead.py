@@ -17,7 +17,7 @@ from penstock.parallel.config import CompileConfig
 from penstock.parallel.mesh import World
 from penstock.train.objective import DeviceBatch
 from penstock.train.state import TrainState
-from penstock.train.step import WHOLE_ROWS, check_vocabulary, device_parts, loss_sum, passes
+from penstock.train.step import WHOLE_ROWS, check_batch, device_parts, loss_sum, passes
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def compile_ahead(
         return
     state.compiled_shapes.add(shape)
     began = clock.monotonic()
-    check_vocabulary(batch, state.model.config.vocab_size)  # type: ignore[union-attr, arg-type]
+    check_batch(state, batch)
     parts = device_parts(state, batch, world, rows=rows)
     if state.pipeline is None:  # its schedule takes all micro-batches of a step; others differ in rows alone
         parts = [*{len(part["input_ids"]): part for part in parts}.values()]

@@ -12,7 +12,7 @@ from penstock.train.data_setup import Heldout
 from penstock.train.loss import CorpusLosses, next_token_loss
 from penstock.train.objective import DeviceBatch
 from penstock.train.score import Score
-from penstock.train.step import ALL, loss_sum, micro_batches
+from penstock.train.step import ALL, check_vocabulary, loss_sum, micro_batches
 
 
 def heldout_scores(
@@ -47,15 +47,17 @@ def score_rows(
     rows: int,
     share: tuple[int, int] = (0, 1),
     slice_of: Callable[[int], slice] = lambda _length: ALL,
-    on_batch: Callable[[DeviceBatch, int], None] = lambda _batch, _done: None,
+    on_rows: Callable[[int], None] = lambda _done: None,
 ) -> dict[str, tuple[float, float, float]]:
     """Return summed loss in nats, labels and bytes of one share of the rows, by corpus.
 
     Args:
         share: (index, number) of the share.
         slice_of: row length -> slice of each row to score on this rank; the model sees the rest.
-        on_batch: called with each batch before it is scored, and the number of rows done after it, over
-            all shares.
+        on_rows: called before each batch is scored, with the number of rows done after it over all shares.
+
+    Raises:
+        CorpusError: a token id is outside the model's vocabulary.
     """
     part, parts = share
     names = list(heldout.loader.corpora)
@@ -68,13 +70,27 @@ def score_rows(
         samples = np.minimum(wanted, heldout.rows - 1)
         batch = heldout.loader.gather(samples)
         batch["labels"][torch.from_numpy(wanted >= heldout.rows)] = IGNORED_LABEL
-        on_batch(batch, min(first + rows, heldout.rows))
+        check_heldout(batch, samples, heldout, model)
+        on_rows(min(first + rows, heldout.rows))
         sequence_slice = slice_of(batch["labels"].shape[1])
         sums += _sums(model, batch, heldout, samples, device=device, sequence_slice=sequence_slice)
     model.train(was_training)
     return {
         name: (nats, tokens, size) for name, (nats, tokens, size) in zip(names, sums.T.tolist(), strict=True)
     }
+
+
+def check_heldout(batch: DeviceBatch, samples: Int64, heldout: Heldout, model: torch.nn.Module) -> None:
+    """Refuse token ids of held-out rows that are outside the model's vocabulary.
+
+    Raises:
+        CorpusError: with the id, and the document that has it.
+    """
+    check_vocabulary(
+        batch,
+        model.config.vocab_size,  # type: ignore[union-attr, arg-type]
+        spans_of=lambda row: heldout.loader.explain(samples[row : row + 1])[0],
+    )
 
 
 def _sums(

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import CorpusError
+from penstock.data.explain import DocumentSpan
 from penstock.parallel.clip import divisor, squared_norm
 from penstock.parallel.mesh import World
 from penstock.train.objective import DeviceBatch, Finish
@@ -206,7 +207,7 @@ def train_step(
         CorpusError: the batch has a token id outside the model's vocabulary.
         Rewind: too many steps were skipped; nothing was updated.
     """
-    check_vocabulary(batch, state.model.config.vocab_size)  # type: ignore[union-attr, arg-type]
+    check_batch(state, batch)
     copies, num_averaged = state.mesh.copies, state.mesh.num_averaged
     sequence_slice = state.mesh.sequence_slice(batch["labels"].shape[1])
     objective = state.objective
@@ -259,15 +260,42 @@ def _one_vector(vectors: Sequence[Tensor]) -> Tensor:
     return vectors[0] if len(vectors) == 1 else torch.cat(list(vectors))
 
 
-def check_vocabulary(batch: DeviceBatch, vocab_size: int) -> None:
+def check_vocabulary(
+    batch: DeviceBatch, vocab_size: int, *, spans_of: Callable[[int], Sequence[DocumentSpan]] = lambda _: ()
+) -> None:
     """Raise for token ids outside the model's vocabulary, in a batch's inputs or labels.
 
+    Args:
+        spans_of: returns the documents of a row, to name the one with the id.
+
     Raises:
-        CorpusError: with the id.
+        CorpusError: with the id, and where it is.
     """
-    largest = max(int(batch[name].max()) for name in ("input_ids", "labels"))
+    worst = max(("input_ids", "labels"), key=lambda name: int(batch[name].max()))
+    largest = int(batch[worst].max())
     if largest >= vocab_size:
+        row, column = (batch[worst] >= vocab_size).nonzero()[0].tolist()
         raise CorpusError(
-            f"A batch holds token id {largest}, beyond the model's vocabulary of {vocab_size}",
+            f"A batch holds token id {largest}, beyond the model's vocabulary of {vocab_size}"
+            f"{_place(spans_of(row), column)}",
             fix="Find the shard with `penstock data verify`, or raise model.vocab_size.",
         )
+
+
+def _place(spans: Sequence[DocumentSpan], column: int) -> str:
+    """Return the words for the document at a column of a row."""
+    past = 0
+    for span in spans:
+        past += span.tokens
+        if column < past:
+            return f", in document {span.document} of corpus {span.corpus!r} ({span.shard})"
+    return ""
+
+
+def check_batch(state: TrainState, batch: DeviceBatch) -> None:
+    """Raise as `check_vocabulary` does for a batch of a run's loader."""
+
+    def spans_of(row: int) -> Sequence[DocumentSpan]:
+        return state.loader.explain(batch["sample_ids"][row : row + 1].cpu().numpy())[0]
+
+    check_vocabulary(batch, state.model.config.vocab_size, spans_of=spans_of)  # type: ignore[union-attr, arg-type]

@@ -7,6 +7,7 @@ import torch
 
 from penstock.core.errors import CorpusError
 from penstock.data import Loader
+from penstock.data.explain import DocumentSpan
 from penstock.testing.corpora import numbered_corpus
 from penstock.train.step import check_vocabulary, inputs_of, joined, micro_batches
 
@@ -72,3 +73,23 @@ def test_a_token_beyond_the_vocabulary_is_refused_with_its_id() -> None:
         check_vocabulary(batch, 51)
         with pytest.raises(CorpusError, match=message):
             check_vocabulary(batch, 50)
+
+
+def test_the_document_with_a_token_beyond_the_vocabulary_is_named() -> None:
+    """Here a label, in the second document of the second row."""
+    ids = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+    labels = torch.tensor([[2, 3, 4, 5], [6, -100, 8, 99]])
+    spans = [
+        DocumentSpan(corpus="c", epoch=0, shard=f"shard-{n}", document=n, offset=0, start=0, tokens=2)
+        for n in (7, 8)
+    ]
+    asked = []
+
+    def spans_of(row):
+        asked.append(row)
+        return spans
+
+    message = "token id 99, beyond the model's vocabulary of 50, in document 8 of corpus 'c' .shard-8.[.]"
+    with pytest.raises(CorpusError, match=message):
+        check_vocabulary({"input_ids": ids, "labels": labels}, 50, spans_of=spans_of)
+    assert asked == [1]

@@ -23,10 +23,8 @@ from penstock.text.token_bytes import token_bytes
 from penstock.text.tokenizer import Tokenizer
 from penstock.train.data_setup import FIELDS, Heldout, bytes_of_tokens, heldout_rows
 from penstock.train.evaluate import score_rows
-from penstock.train.objective import DeviceBatch
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.score import Score
-from penstock.train.step import check_vocabulary
 
 _LONGEST_ROW = 4096
 _PASS_TOKENS = 8192  # per forward pass: enough to use a processor fully, with little memory
@@ -154,12 +152,8 @@ def scores_of(opened: OpenedModel, heldout: Heldout, *, on_rows: Callable[[int],
     if heldout.token_bytes is None and opened.tokenizer is not None:
         heldout = replace(heldout, token_bytes=token_bytes(opened.tokenizer))
 
-    def on_batch(batch: DeviceBatch, done: int) -> None:
-        check_vocabulary(batch, opened.model.config.vocab_size)
-        on_rows(done)
-
     rows = min(max(1, _PASS_TOKENS // heldout.loader.sequence_length), heldout.rows)
-    sums = score_rows(opened.model, heldout, device=opened.device, rows=rows, on_batch=on_batch)
+    sums = score_rows(opened.model, heldout, device=opened.device, rows=rows, on_rows=on_rows)
     return {
         name: Score(nats=nats, tokens=round(tokens), text_bytes=round(size))
         for name, (nats, tokens, size) in sums.items()

@@ -30,7 +30,7 @@ from penstock.data.types import IGNORED_LABEL
 from penstock.nn.head import OutputHead
 from penstock.parallel.mesh import Mesh, World
 from penstock.train.objective import DeviceBatch, Finish
-from penstock.train.step import loss_sum, micro_batches
+from penstock.train.step import check_vocabulary, loss_sum, micro_batches
 from penstock.train.tune.pairs import split_pairs
 
 log = logging.getLogger(__name__)
@@ -106,6 +106,7 @@ def score_block(
         }
         excess = torch.tensor([index >= len(tables) for index in mine])
         batch["labels"][excess] = IGNORED_LABEL
+        check_vocabulary(batch, of.model.config.vocab_size)  # type: ignore[union-attr, arg-type]
         columns = of.slice_of(length)
         fields = ("rejected",) if "rejected" in batch else ()
         (part,) = micro_batches(

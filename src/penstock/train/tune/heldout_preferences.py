@@ -12,6 +12,7 @@ from penstock.data.types import IGNORED_LABEL
 from penstock.obs.sinks import Record
 from penstock.parallel.mesh import Mesh, World
 from penstock.train.data_setup import Heldout
+from penstock.train.evaluate import check_heldout
 from penstock.train.objective import DeviceBatch, Finish
 from penstock.train.state import TrainState
 from penstock.train.step import loss_sum, micro_batches
@@ -57,6 +58,9 @@ def heldout_preferences(
 
     Args:
         rows: rows per forward pass. All ranks make equally many passes; excess rows are masked.
+
+    Raises:
+        CorpusError: a token id is outside the model's vocabulary.
     """
     heldout, mesh, model = state.heldout, state.mesh, state.model
     assert heldout is not None
@@ -66,7 +70,8 @@ def heldout_preferences(
     for samples in samples_by_corpus(heldout):
         mine = samples[np.arange(len(samples)) // rows % mesh.layout.num_data == mesh.data_rank]
         sums = objective.sums_of(state, heldout.loader, mine, world, rows=rows)
-        for batch in shares_of(heldout, samples, mesh, rows=rows):
+        for batch, of_batch in shares_of(heldout, samples, mesh, rows=rows):
+            check_heldout(batch, of_batch, heldout, model)
             objective.check(batch)
             (part,) = micro_batches(
                 batch,
@@ -97,14 +102,18 @@ def samples_by_corpus(heldout: Heldout) -> list[Int64]:
     return [samples[of == index] for index in range(len(heldout.loader.corpora))]
 
 
-def shares_of(heldout: Heldout, samples: Int64, mesh: Mesh, *, rows: int) -> Iterator[DeviceBatch]:
-    """Yield the batches of this rank, equally many on each; the excess rows have no label and no pair."""
+def shares_of(
+    heldout: Heldout, samples: Int64, mesh: Mesh, *, rows: int
+) -> Iterator[tuple[DeviceBatch, Int64]]:
+    """Yield the batches of this rank and their samples, equally many on each; the excess rows have no label
+    and no pair."""
     part, parts = mesh.data_rank, mesh.layout.num_data
     for index in range(-(-len(samples) // (rows * parts))):
         first = (index * parts + part) * rows
         wanted = np.arange(first, first + rows)
-        batch = heldout.loader.gather(samples[np.minimum(wanted, len(samples) - 1)])
+        of_batch = samples[np.minimum(wanted, len(samples) - 1)]
+        batch = heldout.loader.gather(of_batch)
         excess = torch.from_numpy(wanted >= len(samples))
         batch["labels"][excess] = IGNORED_LABEL
         batch["rejected"][excess] = False
-        yield batch
+        yield batch, of_batch
