@@ -138,12 +138,12 @@ def _generation(model: LlamaConfig, cluster: Cluster, *, tokens: int, as_json: b
     """Print the predicted speed of generation with `tokens` tokens of context."""
     found = decode.serving_options(model, cluster, context_tokens=tokens)
     if as_json:
-        print(json.dumps(decode.as_json(found), indent=1))
+        print(json.dumps(decode.as_json(found, cluster.device), indent=1))
         return 0
     size, device = si(model.num_parameters), cluster.device.name
     print(f"{size} parameters in bfloat16, {tokens:,} tokens of context, {device}")
     print("\n".join(decode.as_lines(found)))
-    print(f"within {found[0].prediction.band:.0%}")
+    print(f"Within {found[0].prediction.band:.0%}. {decode.basis(found, cluster.device)}")
     return 0
 
 

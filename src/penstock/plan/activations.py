@@ -1,11 +1,11 @@
 """Activation memory: bytes that a block keeps from its forward for its backward pass; no torch.
 
-Counted tensor by tensor as autograd keeps them in eager mode on a CPU; `tests/unit/plan/test_activations.py`
-compares this with the live tensors. Fused norms of GPUs and compiled blocks keep less. h: hidden, q and k:
-widths of queries and keys, f: feed-forward, c: bytes of a number.
+Counted tensor by tensor as autograd keeps them; `tests/unit/plan/test_activations.py` compares this with the
+live tensors of a CPU, `make null-gpu` with what a GPU's allocator counts. h: hidden,
+q and k: widths of queries and keys, f: feed-forward, c: bytes of a number.
 
-    keep       two norms (input and normalised in float32, output), q k v rotated, the output of attention,
-               gate, up, silu and product
+    keep       two norms (input and output; on a CPU input and normalised in float32, and output), q k v
+               rotated, the output of attention, gate, up, silu (unless compiled) and product
     operators  the block's input, and the outputs of products and attention
     full       the block's input
 """
@@ -29,6 +29,9 @@ def block_bytes(
     context: int = 1,
     rule: ContextRule = "all_gather",
     row: int = 0,
+    norms_in_float32: bool = True,
+    is_compiled: bool = False,
+    has_codes: bool = False,
 ) -> dict[Mode, int]:
     """Return the bytes that one block keeps on one rank for a micro-batch, by activation-checkpointing mode.
 
@@ -39,7 +42,10 @@ def block_bytes(
         context: number of context-parallel ranks; the result is for the last one, whose queries see all keys.
         rule: rule of context parallelism.
         row: tokens of a whole row; used if `context` > 1.
-
+        norms_in_float32: norms are computed step by step, in float32; False: by one kernel.
+        is_compiled: the gate's activation is computed again in the backward pass.
+        has_codes: the feed-forward's input is kept in 8 bits, and the product of its gate is computed again
+            (float8 with a scale per tensor, compiled).
 
     >>> shape = LlamaConfig(vocab_size=9, hidden_size=64, intermediate_size=160, num_hidden_layers=1,
     ...                     num_attention_heads=4, num_key_value_heads=2)
@@ -50,13 +56,15 @@ def block_bytes(
     q, k = widths(model, tensor)
     sums = _FLOAT32 * model.num_attention_heads
     attention = c * (2 * q + 2 * k) + sums
-    norms = 2 * (2 * _FLOAT32 * h + _FLOAT32 + (c * h if tensor == 1 else 0))
+    normed = 2 * _FLOAT32 if norms_in_float32 else c
+    norms = 2 * (normed * h + _FLOAT32 + (c * h if tensor == 1 else 0))
     if model.family.has_query_key_norm:
-        norms += 2 * _FLOAT32 * (q + k) + _FLOAT32 * (model.num_attention_heads + k // model.size_of_head)
+        norms += normed * (q + k) + _FLOAT32 * (model.num_attention_heads + k // model.size_of_head)
+    spared = (c - 1) * h + c * f if has_codes else 0
     gathered = 0 if tensor == 1 else 2 * c * h  # inputs of products hold the tokens of the whole group
     spread = 0 if context == 1 else _spread(model, c, context=context, rule=rule)
     mask = c * row if context > 1 and rule == "all_gather" else 0  # as numbers, shared by the heads
-    keep = norms + attention + spread + c * 4 * f
+    keep = norms + attention + spread + c * (3 if is_compiled else 4) * f - spared
     operators = c * (3 * h + 2 * f) + attention
     return {
         "keep": tokens * (keep // tensor + gathered + mask),
@@ -66,14 +74,21 @@ def block_bytes(
 
 
 def adapter_bytes(
-    model: LlamaConfig, adapter: AdapterConfig, *, compute_bytes: int, tensor: int = 1
+    model: LlamaConfig,
+    adapter: AdapterConfig,
+    *,
+    compute_bytes: int,
+    tensor: int = 1,
+    norms_in_float32: bool = True,
 ) -> float:
     """Return the bytes per token that a block with an adapter keeps beyond one that learns all its weights.
 
     Negative if fewer: frozen weights need no inputs for gradients of their own.
     """
     c, h, layers = compute_bytes, model.hidden_size, {*adapter.layers}
-    found = float(c * adapter.rank * len(layers)) - 2 * _FLOAT32 * h / tensor  # normalised, of two norms
+    found = float(c * adapter.rank * len(layers))
+    if norms_in_float32:
+        found -= 2 * _FLOAT32 * h / tensor  # normalised, of two norms
     found -= sum(c * h for group in ({"query", "key", "value"}, {"gate", "up"}) if not layers & group)
     if "down" not in layers:
         found -= c * model.intermediate_size / tensor

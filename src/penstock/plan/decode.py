@@ -12,17 +12,18 @@ speculative decoding, pipelines.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 from penstock.core.errors import ConfigError
 from penstock.core.units import mib
+from penstock.devices.figures import Architecture, Device
 from penstock.models.llama.config import LlamaConfig
 from penstock.parallel.layout import RankLayout
 from penstock.plan.candidates import divisors
 from penstock.plan.comm import HOP_S, LINK_SHARE, all_reduce, group
-from penstock.plan.compute import FITTED, Constants, block_seconds, head_seconds, speed
+from penstock.plan.compute import FITTED, GAP_S, Constants, block_passes, block_seconds, head_seconds, speed
 from penstock.plan.hardware import Cluster
 from penstock.plan.job import TrainingStep
 
@@ -32,14 +33,17 @@ BAND = 0.2
 _READ_SHARE = {16: 0.83, 8: 0.70, 4: 0.60}
 """Share of the memory bandwidth that matrix-vector products reach, by bits per weight: gpt-fast's authors
 report 1,700 of 2,039 GB/s; 8 and 4 bits are *fitted* to their Llama 2 70B on one A100."""
-_KERNELS = 12
-"""Number of kernels of a block in one decode step, compiled."""
-_KERNEL_S = 4.5e-6
-"""Seconds to fill and empty the device around a small kernel: *fitted* to gpt-fast's Llama 2 7B on one
-A100."""
+_KERNELS = {True: 13, False: 23}
+"""Number of kernels of a block in one decode step, compiled or not: counted on the null GPU."""
+_KERNEL_S: Mapping[Architecture, float] = {"hopper": GAP_S, "blackwell": GAP_S}
+"""Seconds to fill and empty the device around a small kernel in a CUDA graph, where known."""
+_KERNEL_OLDER_S = 4.15e-6
+"""The same on other architectures: *fitted* to gpt-fast's Llama 2 7B on one A100."""
 _HOST_BLOCK_S = 350e-6
 """Host seconds to launch the kernels of a block one by one: *fitted* to IBM's 29 ms, about 30 kernels at 10
 us and two collectives at 25. gpt-fast reports three times that, uncompiled."""
+_MEASURED = {"H100-80GB": "2026-11-26", "H200": "2026-11-28"}
+"""Devices on which Penstock's engine ran, with the date of the result."""
 _SCALES = {16: 0, 8: 0, 4: 1}
 """Bits per weight for scale and zero: 32 weights of 4 bits share 32 bits."""
 
@@ -58,6 +62,8 @@ class DecodeJob:
     weight_bits: Literal[4, 8, 16] = 16
     graphs: bool = True
     """True if a step is replayed as a CUDA graph; False: the host launches every kernel."""
+    compiled: bool = True
+    """True if blocks are compiled."""
     one_shot: bool = True
     """True if small all-reduces read all devices of the node at once, as with torch's symmetric memory;
     False: they use NCCL's ring."""
@@ -70,13 +76,25 @@ class DecodeJob:
 
 def device_bytes(job: DecodeJob) -> float:
     """Return the bytes of weights and cache that a step reads on one device."""
-    model = job.model
-    looked_up = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
+    return _weight_bytes(job) + _cache_bytes(job)
+
+
+def _weight_bytes(job: DecodeJob) -> float:
     bits = job.weight_bits + _SCALES[job.weight_bits]
-    weights = (model.num_parameters - looked_up) * bits / 8 / job.tensor
+    return _multiplied(job.model) * bits / 8 / job.tensor
+
+
+def _cache_bytes(job: DecodeJob) -> float:
+    model = job.model
     seen = sum(min(job.context_tokens, window or job.context_tokens) for window in model.windows)
     heads = math.ceil(model.key_value_heads / job.tensor)
-    return weights + job.batch * seen * 2 * heads * model.size_of_head * 2
+    return job.batch * seen * 2 * heads * model.size_of_head * 2
+
+
+def _multiplied(model: LlamaConfig) -> int:
+    """Return the parameters that every token is multiplied with: all but the embedding's."""
+    looked_up = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
+    return model.num_parameters - looked_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +108,7 @@ class DecodePrediction:
     compute_s: float
     """Multiplication that is not hidden behind reading."""
     kernels_s: float
+    """Between kernels, and in those that pass over activations."""
     collectives_s: float
     host_s: float
     """Waiting for the host to launch kernels."""
@@ -114,10 +133,14 @@ def predict_decode(job: DecodeJob, cluster: Cluster, constants: Constants = FITT
     held = device_bytes(job)
     _check(job, cluster, held)
     device, blocks = cluster.device, job.model.num_hidden_layers
-    memory = held / (_READ_SHARE[job.weight_bits] * device.memory_gb_s * 1e9)
-    compute = max(0.0, _flops(job) / job.tensor / _speed(job, cluster, constants) - memory)
+    bytes_s = _READ_SHARE[job.weight_bits] * device.memory_gb_s * 1e9
+    memory = held / bytes_s
+    multiplied = 2 * job.batch * _multiplied(job.model) / job.tensor / _speed(job, cluster, constants)
+    compute = max(0.0, multiplied - _weight_bytes(job) / bytes_s)  # the cache is read before or after
     message = _all_reduce_s(job, cluster, tokens=job.batch)
-    kernels = blocks * _KERNELS * _KERNEL_S
+    launches = blocks * _KERNELS[job.compiled] * _KERNEL_S.get(device.architecture, _KERNEL_OLDER_S)
+    moved = blocks * block_passes(_forward(job)) * job.batch / job.tensor
+    kernels = launches + moved / (constants.memory * device.memory_gb_s * 1e9)
     collectives = blocks * 2 * message
     busy = memory + compute + kernels + collectives
     host = 0.0 if job.graphs else max(0.0, blocks * _HOST_BLOCK_S - busy)
@@ -158,13 +181,6 @@ def _check(job: DecodeJob, cluster: Cluster, held: float) -> None:
         )
 
 
-def _flops(job: DecodeJob) -> float:
-    model = job.model
-    looked_up = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
-    pairs = 4 * model.num_attention_heads * model.size_of_head * job.context_tokens * model.num_hidden_layers
-    return float(job.batch * (2 * (model.num_parameters - looked_up) + pairs))
-
-
 def _speed(job: DecodeJob, cluster: Cluster, constants: Constants) -> float:
     return speed(_forward(job), cluster.device, constants, plain=True)
 
@@ -176,7 +192,7 @@ def _forward(job: DecodeJob) -> TrainingStep:
         layout=RankLayout(tensor=job.tensor),
         sequence_length=job.prompt_tokens,
         micro_batch_size=job.batch,
-        kernels="compiled" if job.graphs else "fused",
+        kernels="compiled" if job.compiled else "fused",
     )
 
 
@@ -201,13 +217,29 @@ class ServingOption(NamedTuple):
 def serving_options(model: LlamaConfig, cluster: Cluster, *, context_tokens: int) -> list[ServingOption]:
     """Return the options that fit: all tensor degrees of a machine, for batches of several sizes.
 
+    Steps run as `penstock serve` runs them: as CUDA graphs on one device, kernel by kernel on several.
+
     Raises:
-        ConfigError: nothing fits; the message is for the highest degree and the smallest batch.
+        ConfigError: there are no figures for the device, or nothing fits; that message is for the highest
+            degree and the smallest batch.
     """
+    if cluster.device.architecture == "cpu":
+        raise ConfigError(
+            "The planner has no figures of the engine on CPUs",
+            got=cluster.device.name,
+            fix="Name a cluster of GPUs, or measure this machine: python benchmarks/serve.py --quick.",
+        )
     options, refused = [], None
     for tensor in divisors(cluster.devices_per_node):
         for batch in _BATCHES:
-            job = DecodeJob(model=model, tensor=tensor, batch=batch, context_tokens=context_tokens)
+            job = DecodeJob(
+                model=model,
+                tensor=tensor,
+                batch=batch,
+                context_tokens=context_tokens,
+                graphs=tensor == 1,
+                compiled=False,
+            )
             try:
                 options.append(ServingOption(job, predict_decode(job, cluster)))
             except ConfigError as error:
@@ -217,10 +249,22 @@ def serving_options(model: LlamaConfig, cluster: Cluster, *, context_tokens: int
     return options
 
 
-def as_json(options: Sequence[ServingOption]) -> list[dict[str, Any]]:
+def basis(options: Sequence[ServingOption], device: Device) -> str:
+    """Return what the figures of the options rest on."""
+    if device.name in _MEASURED:
+        found = f"One {device.name} was measured on {_MEASURED[device.name]} (benchmarks/results)"
+    else:
+        found = f"The engine was never measured on {device.name}: reckoned from its data sheet"
+    several = any(option.job.tensor > 1 for option in options)
+    return found + (", several devices never." if several else ".")
+
+
+def as_json(options: Sequence[ServingOption], device: Device) -> list[dict[str, Any]]:
     """Return options as JSON values, with units in their names."""
+    told = basis(options, device)
     return [
         {
+            "basis": told,
             "tensor": option.job.tensor,
             "batch": option.job.batch,
             "context_tokens": option.job.context_tokens,

@@ -120,6 +120,7 @@ class TrainingStep:
     @property
     def kept_by_mode(self) -> dict[Mode, int]:
         """Bytes that one block keeps on a rank for a micro-batch, by mode."""
+        is_compiled = self.kernels == "compiled" and not self.on_cpu
         kept = block_bytes(
             self.model,
             tokens=self.rank_tokens,
@@ -128,12 +129,19 @@ class TrainingStep:
             context=self.layout.context,
             rule=self.context_rule,
             row=self.sequence_length,
+            norms_in_float32=self.norms_in_float32,
+            is_compiled=is_compiled,
+            has_codes=is_compiled and self.linear == "float8_tensorwise",
         )
         if self.adapter is not None:
             kept["keep"] += round(
                 self.rank_tokens
                 * adapter_bytes(
-                    self.model, self.adapter, compute_bytes=self.compute_bytes, tensor=self.layout.tensor
+                    self.model,
+                    self.adapter,
+                    compute_bytes=self.compute_bytes,
+                    tensor=self.layout.tensor,
+                    norms_in_float32=self.norms_in_float32,
                 )
             )
         return kept
@@ -167,6 +175,11 @@ class TrainingStep:
     def compute_bytes(self) -> int:
         """Bytes per activation."""
         return 2 if self.compute == "bfloat16" else 4
+
+    @property
+    def norms_in_float32(self) -> bool:
+        """True if norms convert to float32 and keep that: on CPUs, and in other trainers under autocast."""
+        return self.on_cpu or self.kernels == "fused"
 
     @property
     def gather_bytes(self) -> float:

@@ -8,7 +8,8 @@ Memory is computed at the moments at which it can be highest, and the maximum is
     reduction   of the embedding and the output matrix, which come last and are the largest unit
     update      the optimizer's temporaries
 
-Counted as eager mode on a CPU allocates, which `benchmarks/plan_memory.py` verifies. Gaps of a caching
+Counted as eager mode on a CPU allocates, which `benchmarks/plan_memory.py` verifies, or as a GPU does, which
+`make null-gpu` verifies: the allocator counted the same there as on an H200. Gaps of a caching
 allocator, and the memory of libraries and contexts, are covered by the search's `headroom`. Shards are
 rounded down; the batch itself is not counted.
 """
@@ -260,7 +261,8 @@ class Rank:
         job, model = self.job, self.job.model
         if not self.has_loss:
             return self.tables
-        norm = (2 * FLOAT32 + self.c) * model.hidden_size * self.pass_tokens // job.layout.tensor
+        normed = 2 * FLOAT32 if job.norms_in_float32 else self.c
+        norm = (normed + self.c) * model.hidden_size * self.pass_tokens // job.layout.tensor
         return self.tables + norm
 
     @property
@@ -324,7 +326,8 @@ class Rank:
         if self.casts:  # a block that is recomputed casts again, unless it is compiled
             plain = self.job.on_cpu or self.job.kernels != "compiled"
             cast = [mode for mode in self.modes if not (plain and mode != "keep")]
-            return self.c * self.block * len(cast)
+            has_codes = not plain and self.job.linear == "float8_tensorwise"
+            return (1 if has_codes else self.c) * self.block * len(cast)
         whole, after = self.c * self.block * len(self.modes), self.job.reshard_after_forward
         stays = 0 if after is True else whole if after is False else whole // after
         return max(stays, self.kept_parameters)
