@@ -106,7 +106,9 @@ def _figures(name: str, part: dict[str, Any], plot: str | None) -> list[str]:
     lines = [f"## {name.capitalize()}", "", *_how_it_ended(part)]
     if missed:
         lines += [f"Targets missed: {len(missed)} ({'; '.join(missed)}).", ""]
-    if rows:
+    if rows and all("predicted" in row.get("more", {}) and "unit_of_both" in row["more"] for row in rows):
+        lines += _predicted(rows)
+    elif rows:
         lines += ["| figure | value | target | |", "|---|---:|---:|---|"]
         for row in rows:
             value = "held" if row["value"] is None else f"{row['value']:.4g} {row['unit']}".rstrip()
@@ -122,6 +124,20 @@ def _figures(name: str, part: dict[str, Any], plot: str | None) -> list[str]:
     if plot:
         lines += [f"![{name}]({plot})", ""]
     return lines
+
+
+def _predicted(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a table of predictions beside what was measured."""
+    lines = ["| row | predicted | measured | | off | |", "|---|---:|---:|---|---:|---|"]
+    for row in rows:
+        more, met = row["more"], {True: "met", False: "**missed**", None: ""}[row["is_met"]]
+        said = [f"{more[name]:,.4g}" for name in ("predicted", "measured")]
+        name = _cell(row["name"].removeprefix("plan "))
+        lines.append(
+            f"| {name} | {' | '.join(said)} | {more['unit_of_both']} | {more['signed']:+.1f}% | {met} |"
+        )
+    filed = ", ".join(sorted({str(row["more"].get("filed", "unknown")) for row in rows}))
+    return [*lines, "", f"Predictions filed: {filed}.", ""]
 
 
 def _kernels(row: dict[str, Any]) -> list[str]:

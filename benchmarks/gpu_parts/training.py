@@ -19,6 +19,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "src"), str(Path(__fil
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from torch import nn  # noqa: E402
 
 from gpu_parts.instruments import (  # noqa: E402
     GIB,
@@ -34,6 +35,7 @@ from gpu_parts.instruments import (  # noqa: E402
     profiled,
     reset_peak,
     run_cases,
+    seconds_of,
     set_up,
 )
 from gpu_parts.machine import is_null_gpu  # noqa: E402
@@ -42,6 +44,12 @@ from gpu_parts.plain_loop import PlainLoop  # noqa: E402
 from penstock.core import clock  # noqa: E402
 from penstock.data.formats.flat_layouts import HEADER, MAGIC  # noqa: E402
 from penstock.devices import accelerator  # noqa: E402
+from penstock.nn.linear.float8 import (  # noqa: E402
+    RECIPES,
+    Float8TrainingLinear,
+    Multiply,
+    has_native,
+)
 from penstock.obs.meter import (  # noqa: E402
     Phases,
     StepMeter,
@@ -63,6 +71,7 @@ TINY = {
 }  # fmt: skip
 LENGTH, TINY_LENGTH = 4096, 32
 MFU_TARGET, FLOAT8_TARGET, WAIT_TARGET = 49.0, 1.15, 0.2
+PRODUCTS_TARGET, FIRST_SAVE_TARGET_S = 1.25, 1.0
 COMPILED_S, EAGER_S = 18.0, 8.0  # to open one setting and take its first steps
 PROFILE_S, SAVE_S, WRITTEN_S, TURN_S = 3.0, 20.0, 25.0, 1.0
 MORE_ROUNDS = 2
@@ -183,6 +192,11 @@ def step_tokens(recipe):
     return recipe.data.global_batch_size * recipe.data.sequence_length
 
 
+def label_of(verb, shape, recipe, name):
+    """Return what rows of a setting begin with."""
+    return f"{verb} {shape} {name}, {step_tokens(recipe)} tokens a step"
+
+
 def median_of(steps):
     """Return the median of some step times over all turns."""
     return statistics.median(seconds for turn in steps for seconds in turn)
@@ -192,6 +206,7 @@ BF16, FLOAT8, FLOAT8_ROWS = "bfloat16 compiled", "float8 compiled", "float8 by r
 PLAIN, EAGER, PLAIN_EAGER = "plain loop compiled", "bfloat16 eager", "plain loop eager"
 PROFILED = (BF16, PLAIN, FLOAT8, EAGER)
 DOCUMENTS = "bfloat16 compiled, documents"
+PRODUCTS = "train 8b: products and casts of a matrix"
 SETTINGS = {
     BF16: (Ours, {"compiled": True}),
     FLOAT8: (Ours, {"compiled": True, "linear": "float8_tensorwise"}),
@@ -210,8 +225,8 @@ class Training:
     """
 
     verb = "train"
-    not_modelled = frozenset({DOCUMENTS})
-    """Settings whose rows attention does not see whole, or whose figures no prediction is held against."""
+    without_mfu = frozenset({DOCUMENTS})
+    """Settings whose rows attention does not see whole, or whose weights are frozen."""
 
     def __init__(self, part, world, folder):
         self.part, self.world, self.folder = part, world, folder
@@ -326,25 +341,19 @@ class Training:
 
     def label(self, shape, recipe, name):
         """Return what rows of a setting begin with."""
-        return f"{self.verb} {shape} {name}, {step_tokens(recipe)} tokens a step"
+        return label_of(self.verb, shape, recipe, name)
 
     def report(self, shape, name, label, recipe, trainer, opened_s, turns):
         """File the rows of one setting."""
         seconds = [steps for steps, *_ in turns]
         self._step_s[shape, name] = median_of(seconds)
         step_s, tokens, part = median_of(seconds), step_tokens(recipe), self.part
-        is_modelled = isinstance(trainer, Ours) and name not in self.not_modelled
-        job = {
-            "shape": shape, "layers": recipe.model.num_hidden_layers, "rows": recipe.data.global_batch_size,
-            "length": recipe.data.sequence_length, "linear": recipe.precision.linear,
-            "compiled": recipe.compile.enabled, "is_tiny": self.is_tiny,
-        }  # fmt: skip
         part.measured(
             f"{label}: tokens/s", tokens / step_s, "tokens/s",
-            job=job if is_modelled else None, step_ms=[1e3 * s for steps in seconds for s in steps],
+            layers=recipe.model.num_hidden_layers, step_ms=[1e3 * s for steps in seconds for s in steps],
             opened_s=opened_s,
         )  # fmt: skip
-        if is_modelled:
+        if isinstance(trainer, Ours) and name not in self.without_mfu:
             flops = tokens * recipe.model.flops_per_token(recipe.data.sequence_length) / step_s
             self._report_mfu(label, flops, is_held=(shape, name) == ("1b", BF16))
         if waits := [100 * share for _, turn, _ in turns for share in turn]:
@@ -437,6 +446,31 @@ class Training:
         """The 8B shape in float8, beside bfloat16 that was measured before."""
         self._eight_b(*([] if ("8b", BF16) in self._step_s else [BF16]), FLOAT8)
         self.ratio("8b", FLOAT8, BF16, at_least=FLOAT8_TARGET)
+        attempt(self.part, f"{PRODUCTS}: float8 / bfloat16", self._products_and_casts)
+
+    def _products_and_casts(self):
+        """The three products of the widest matrix of the 8B shape, forward and backward, with their casts."""
+        outputs, inputs = (64, 64) if self.is_tiny else (14_336, 4096)
+        recipe = RECIPES["float8_tensorwise"]
+        found = {}
+        for name in ("bfloat16", "float8"):
+            layer = nn.Linear(inputs, outputs, bias=False, device=self.device, dtype=torch.bfloat16)
+            if name == "float8":
+                layer.__class__ = Float8TrainingLinear
+                layer.multiply = Multiply(recipe, has_native(recipe, self.device.type))
+            x = torch.randn(2 * self.length, inputs, device=self.device, dtype=torch.bfloat16)
+            slope, x = torch.randn_like(x[:, :1]).expand(-1, outputs), x.requires_grad_()
+            work = layer if self.device.type == "cpu" else torch.compile(layer, dynamic=False)
+
+            def step(work=work, x=x, weight=layer.weight, slope=slope):
+                return torch.autograd.grad(work(x), (x, weight), slope)
+
+            found[name] = seconds_of(self.device, [step], for_s=0.005 if self.is_tiny else 0.3)
+            self.part.measured(f"{PRODUCTS}: {name}", 1e6 * found[name], "us")
+        self.part.measured(
+            f"{PRODUCTS}: float8 / bfloat16", found["bfloat16"] / found["float8"], "times",
+            at_least=PRODUCTS_TARGET,
+        )  # fmt: skip
 
     def eight_b_float8_rows(self):
         """The 8B shape in float8 with a scale for each row."""
@@ -479,7 +513,10 @@ class Training:
                 began = clock.monotonic()
                 saver.save(state.tensors(), meta_of(state, trainer.recipe, self.world))
                 still_s = clock.monotonic() - began
-                part.measured(f"checkpoint 1b: training stands still, {which}", still_s, "s", gib=gib, to=to)
+                part.measured(
+                    f"checkpoint 1b: training stands still, {which}", still_s, "s",
+                    at_most=FIRST_SAVE_TARGET_S, gib=gib, to=to,
+                )  # fmt: skip
                 while not saver.is_idle():
                     if clock.monotonic() - began > WRITTEN_S:
                         raise TimeoutError(f"{gib:.1f} GiB were not written within {WRITTEN_S:.0f} s")

@@ -36,11 +36,16 @@ SETTINGS = {
 }
 
 
+def tune_section(weights):
+    """Return the section of a recipe that tunes a base with some kind of weights."""
+    return {"method": "lora", "rank": 16, "alpha": 32.0, "base": weights}
+
+
 class Tuning(Training):
     """The rows of this part. On the null GPU the shape is tiny: it would take the host's memory."""
 
     verb = "tune"
-    not_modelled = frozenset(SETTINGS)
+    without_mfu = frozenset(SETTINGS)
 
     def __init__(self, part, world, folder):
         super().__init__(part, world, folder)
@@ -49,10 +54,9 @@ class Tuning(Training):
     def recipe(self, shape, *, layers, rows=1, weights="compute", **options):  # noqa: ARG002 - there is one base
         """Return a recipe that tunes the base, in a run of its own."""
         self._runs += 1
-        tune = {"method": "lora", "rank": 16, "alpha": 32.0, "base": weights}
         return recipe_of(
             self.folder / f"run-{self._runs}", {}, rows=rows, length=self.length,
-            base=self.base, tune=tune, **options,
+            base=self.base, tune=tune_section(weights), **options,
         )  # fmt: skip
 
     @cached_property

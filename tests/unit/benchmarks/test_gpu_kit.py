@@ -347,7 +347,7 @@ FAULTS = {
     "tuning": ("module.Tuning.eight_b", ["tune-8b", "tune-8b-int4"]),
     "serving": ("module.figures", ["serve-1b", "serve-8b-vllm"]),
     "kernels": ("module.Kernels.loss", ["loss", "draws"]),
-    "planner": ("module.Planner.training", ["plan"]),
+    "planner": ("module.Planner.rows", ["plan"]),
 }
 
 
