@@ -22,7 +22,7 @@ from tools.null_gpu.page import page
 COUNTS, KIT = "null-gpu", "null-gpu-kit"
 """Names of results, before their date."""
 SUBJECTS = (
-    ("training", "plain", "compute"),
+    ("training", "plain", "compute", "mixed"),
     ("training", "float8_rowwise", "float8_tensorwise"),
     ("serving",),
     ("kernels",),

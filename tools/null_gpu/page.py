@@ -13,6 +13,8 @@ _ROWS = {
     "upload_bytes": "bytes uploaded",
     "copies": "copies on the device",
     "copy_bytes": "bytes copied on the device",
+    "peak_bytes": "bytes of the allocator at its peak",
+    "planned_bytes": "bytes that the plan says",
     "graph_launches": "launches of graphs",
     "launches_in_graphs": "launches within graphs",
     "graphs_recorded": "graphs recorded in 20 steps",
