@@ -17,7 +17,7 @@ from typing import Self
 NAMES = (
     "launches", "graph_launches", "launches_in_graphs", "graphs_recorded", "waits", "queries",
     "uploads", "upload_bytes", "pinned_uploads", "downloads", "download_bytes", "copies", "copy_bytes",
-    "fills", "fill_bytes",
+    "fills", "fill_bytes", "largest_pinned", "largest_pinned_by_main",
 )  # fmt: skip
 """Of `struct totals` in device/counters.c."""
 _OWN = ("/penstock/", "/gpu_parts/")

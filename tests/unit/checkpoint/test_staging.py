@@ -1,6 +1,7 @@
 """The staging buffer: bytes as they are in the tensors, whatever pieces of memory they come to lie in."""
 
 import mmap
+import threading
 
 import pytest
 import torch
@@ -46,3 +47,25 @@ def test_a_buffer_grows_and_an_empty_share_needs_none():
     for size in (10, 10**6, 3):
         tensors = [torch.randn(size)]
         assert bytes(buffer.copy(tensors)) == bytes_of(tensors)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_pages_are_locked_in_pieces_by_a_thread_that_is_not_the_callers(monkeypatch):
+    """What the device is asked for: no request above a piece, and none while a save copies."""
+    asked = []
+
+    def lock(piece, _):
+        asked.append((piece.nbytes, threading.current_thread() is threading.main_thread()))
+        return False
+
+    monkeypatch.setattr(accelerator, "is_accelerator", lambda _: True)
+    monkeypatch.setattr(accelerator, "use", lambda _: None)
+    monkeypatch.setattr(accelerator, "wait_for_stream", lambda _: None)
+    monkeypatch.setattr(accelerator, "lock_pages", lock)
+    tensors, buffer = tensors_of([300, 500]), StagingBuffer()
+    buffer.reserve(sum(tensor.nbytes for tensor in tensors), accelerator.CPU)
+    assert bytes(buffer.copy(tensors)) == bytes_of(tensors)
+    assert sum(size for size, _ in asked) == sum(tensor.nbytes for tensor in tensors)
+    assert max(size for size, _ in asked) <= PAGE
+    assert not any(is_main for _, is_main in asked)
+    buffer.release()

@@ -4,6 +4,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 enum { NUM_SLOTS = 1 << 16 };
 
@@ -17,6 +19,7 @@ struct kernel {
 struct totals {
     long launches, graph_launches, launches_in_graphs, graphs_recorded, waits, queries;
     long uploads, upload_bytes, pinned_uploads, downloads, download_bytes, copies, copy_bytes, fills, fill_bytes;
+    long largest_pinned, largest_pinned_by_main; /* bytes of one request for pinned memory */
 };
 
 struct graph {
@@ -92,6 +95,14 @@ void count_copy(enum direction direction, size_t bytes, int is_pinned) { /* with
     }
     pthread_mutex_unlock(&lock);
     if (direction == ON_DEVICE) count_launch_named("copy on the device");
+}
+
+void count_pinned(size_t bytes) {
+    int is_main = syscall(SYS_gettid) == getpid();
+    pthread_mutex_lock(&lock);
+    if ((long)bytes > totals.largest_pinned) totals.largest_pinned = bytes;
+    if (is_main && (long)bytes > totals.largest_pinned_by_main) totals.largest_pinned_by_main = bytes;
+    pthread_mutex_unlock(&lock);
 }
 
 void count_fill(size_t bytes) {

@@ -15,6 +15,8 @@ void count_launch_named(const char *name);
 /* The host waits for the device; `call` is a literal. */
 void count_wait(const char *call);
 void count_copy(enum direction direction, size_t bytes, int is_pinned);
+/* A request for pinned memory, or to pin what there is. */
+void count_pinned(size_t bytes);
 void count_fill(size_t bytes);
 void count_query(void);
 /* Launches since the process began. */

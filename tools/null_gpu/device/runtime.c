@@ -148,6 +148,7 @@ static int is_pinned(const void *address) {
 }
 
 static void remember_pinned(void *begin, size_t bytes) {
+    count_pinned(bytes);
     for (int i = 0; i < NUM_PINNED; i++)
         if (__sync_bool_compare_and_swap(&pinned[i].begin, NULL, begin)) {
             pinned[i].end = (char *)begin + bytes;
