@@ -86,16 +86,16 @@ UNTOUCHED = {
     "train 1b plain loop eager, 8192 tokens a step: peak memory": lambda: plain_loop(compiled=False)[1],
     "serve 8b bfloat16, eager, prompts: tokens/s": lambda: prompt_speed(EAGER),
 }
-"""Rows of 2026-11-26 that no change of issue 31 touched: torch's own loop, and prompts, of whose work 96% is
-products. Their predictions."""
+"""Rows of 2026-11-26 that no change of the code touched since: torch's own loop, and prompts, of whose work
+96% is products. Their predictions."""
 TOUCHED = {
-    "train * bfloat16 *": "changes 1 to 4 and 15: loss, attention, one rank without FSDP2, one wait",
-    "train * float8 *": "changes 1 to 4, 13 and 15: the same, and products in 8 bits",
-    "serve 8b bfloat16, eager, alone: *": "changes 7 and 9: uploads and draws",
-    "serve 8b bfloat16, eager, 64 requests: *": "changes 7 and 9: uploads and draws",
-    "serve 8b bfloat16, graphs, alone: *": "changes 7, 9 and 10: what is inside a graph",
+    "train * bfloat16 *": "the loss, attention by SDPA, one rank without FSDP2, one wait a step, clip in the update",
+    "train * float8 *": "the same, one rounding of each matrix, fast accumulation, small matrices left out",
+    "serve 8b bfloat16, eager, alone: *": "one upload a step, draws by one kernel",
+    "serve 8b bfloat16, eager, 64 requests: *": "one upload a step, draws by one kernel",
+    "serve 8b bfloat16, graphs, alone: *": "one graph for a whole step, draws by one kernel",
 }
-"""The others, each with what touched it."""
+"""The others, each with the changes that touched it."""
 
 
 def rows_of_the_first_run():
