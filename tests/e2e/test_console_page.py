@@ -53,6 +53,8 @@ every = 6
 prompts = ["the penstock"]
 max_tokens = 8
 """
+MODEL_MS = 4 * PATIENCE_MS
+"""For a checkpoint's process, an interpreter that imports torch."""
 VIEWS = {
     "curves": "#loss canvas",
     "mixture": "text=by the end",
@@ -229,7 +231,7 @@ def test_a_point_of_a_curve_leads_to_its_text_in_two_clicks_and_tokens_are_colou
     expect(rows).to_have_count(4)
     expect(rows.first.locator("pre").first).to_contain_text("feeds the turbine")
     rows.first.get_by_role("button", name="Loss of each token").click()
-    expect(rows.first).to_contain_text("under the checkpoint of step", timeout=PATIENCE_MS)
+    expect(rows.first).to_contain_text("under the checkpoint of step", timeout=MODEL_MS)
     token = rows.first.locator("pre span[title^=loss]").first
     assert "rgba(216, 72, 92" in token.evaluate("one => getComputedStyle(one).backgroundColor")
     said = rows.first.locator(".document [role=status]").first
@@ -255,7 +257,7 @@ def test_a_checkpoint_is_asked_in_a_chat_and_several_side_by_side(address, opene
     page.keyboard.press("Enter")
     turns = page.locator(".turn")
     expect(turns).to_have_count(2)
-    expect(page.get_by_role("button", name="Send")).to_be_enabled(timeout=PATIENCE_MS)
+    expect(page.get_by_role("button", name="Send")).to_be_enabled(timeout=MODEL_MS)
     expect(page.get_by_role("log")).to_contain_text("the web")
     expect(turns.last.locator(".said")).not_to_have_text("")
     check_is_usable(page)
@@ -264,7 +266,7 @@ def test_a_checkpoint_is_asked_in_a_chat_and_several_side_by_side(address, opene
     page.get_by_role("link", name="Answers").click()
     page.get_by_label("Prompts, one a line").fill("the web\nthe town")
     page.get_by_role("button", name="Ask them").click()
-    expect(page.locator(".document .answer")).to_have_count(4, timeout=PATIENCE_MS)
+    expect(page.locator(".document .answer")).to_have_count(4, timeout=2 * MODEL_MS)
     check_is_usable(page)
 
 
@@ -340,7 +342,7 @@ def test_without_control_the_console_only_reads(address, opened):
     page.get_by_role("link", name="Mixture and control").click()
     page.get_by_label("Share of code, percent").fill("50")
     page.keyboard.press("Tab")
-    expect(page.get_by_text("--set code=0.5")).to_be_visible()
+    expect(page.get_by_text("--weights code=0.5")).to_be_visible()
     expect(page.get_by_role("button", name="Apply")).to_be_disabled()
     expect(page.get_by_text("Start it with --control")).to_be_visible()
 

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ class ModelProcess:
             connection.close()
         return found
 
-    async def stream(self, path: str, body: Reply) -> AsyncIterator[Reply]:
+    async def stream(self, path: str, body: Reply) -> AsyncGenerator[Reply, None]:
         """Post JSON; yield the chunks of the answer. Who leaves the iteration cancels the request.
 
         Raises:

@@ -154,8 +154,8 @@ class RunData:
     @property
     def cursor(self) -> Cursor:
         """Cursor of a reader who has all of it."""
-        numbers = map(self.num_rows, TABLES)
-        return Cursor(self.generation, *numbers, self.num_events, len(self.samples))
+        steps, validations, tasks = map(self.num_rows, TABLES)
+        return Cursor(self.generation, steps, validations, tasks, self.num_events, len(self.samples))
 
     def num_rows(self, table: str = "steps") -> int:
         """Return the number of records in a table."""
