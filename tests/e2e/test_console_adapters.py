@@ -9,7 +9,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.llm import LLM
 from penstock.engine.sampling_params import Params, Sampling
 from tests.console_workers import fork_workers
-from tests.e2e.test_console_models import console, events
+from tests.e2e.test_console_models import chunks_of, console, events
 from tests.e2e.test_tune_cli import TEMPLATE
 from tests.tiny_models import save_talker
 from tests.warm import penstock
@@ -72,10 +72,10 @@ def test_a_run_that_trained_an_adapter_answers_as_its_merged_model_does(folder, 
         run = f"/api/runs/{row['id']}"
         assert client.get(f"{run}/checkpoints").json() == {"steps": [1, 2], "why_not": "", "open": None}
         assert len(client.get(f"{run}/curves?metrics=loss").json()["series"]["loss"]) == 2
-        body = {"step": 2, "messages": [asked], "max_tokens": 6, "temperature": 0}
-        *told, end = events(client.post(f"{run}/chat", json=body))
-        assert (end, {kind for kind, _ in told}) == (("end", {}), {"text"})
-        chatted = "".join(data["text"] for _, data in told)
+        body = {"messages": [asked], "max_tokens": 6, "temperature": 0}
+        told = chunks_of(client.post(f"{run}/checkpoints/2/chat/completions", json=body))
+        parts = [choice["delta"].get("content") for chunk in told for choice in chunk["choices"]]
+        chatted = "".join(filter(None, parts))
         prompts = {"steps": [1, 2], "prompts": ["4 + 3?"], "max_tokens": 6}
         *told, _ = events(client.post(f"{run}/answers", json=prompts))
         answered = {data["step"]: data["answers"][0]["answer"] for _, data in told}

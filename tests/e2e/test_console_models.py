@@ -234,20 +234,26 @@ def test_corpora_that_moved_and_damaged_files_are_one_sentence(damaged, how):
         assert len(found.json()["error"]) > 20
 
 
+def chunks_of(response):
+    """Return the chunks of a stream of OpenAI's API."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = [line for line in response.text.split("\n") if line.startswith("data: ")]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+CHAT = {"messages": [{"role": "user", "content": "the web"}], "max_tokens": 5, "temperature": 0}
+
+
 def test_a_checkpoint_answers_a_chat_and_continues_a_text_in_a_stream(asked):
     assert asked.get(f"{asked.run}/checkpoints").json() == {"steps": [3, 6, 8], "why_not": "", "open": None}
-    body = {
-        "step": 3,
-        "messages": [{"role": "user", "content": "the web"}],
-        "max_tokens": 5,
-        "temperature": 0,
-    }
-    for mode in ("chat", "text"):
-        *told, end = events(asked.post(f"{asked.run}/chat", json={**body, "mode": mode}))
-        assert end == ("end", {})
-        assert {kind for kind, _ in told} == {"text"}
-        assert told[-1][1]["finish"] in ("length", "stop")
-        assert len(told) >= 2, "it comes in parts"
+    text = {"prompt": "the web", "max_tokens": 5, "temperature": 0}
+    for path, body in (("chat/completions", CHAT), ("completions", text)):
+        found = chunks_of(asked.post(f"{asked.run}/checkpoints/3/{path}", json=body))
+        choices = [choice for chunk in found for choice in chunk["choices"]]
+        assert choices[-1]["finish_reason"] in ("length", "stop")
+        assert len(choices) >= 2, "it comes in parts"
+        assert found[-1]["usage"]["completion_tokens"] <= 5
     assert "step 3 of first" in asked.get(f"{asked.run}/checkpoints").json()["open"]
 
 
@@ -268,55 +274,54 @@ def test_checkpoints_answer_the_same_prompts_side_by_side_as_they_do_alone(asked
 
 def test_two_who_chat_with_one_checkpoint_share_its_engine_and_others_wait(asked, monkeypatch, tmp_path):
     with monkeypatch.context() as held, hold(asked.state, held, tmp_path):
-        body = {"step": 3, "messages": [{"role": "user", "content": "the"}]}
-        (kind, data), end = events(asked.post(f"{asked.run}/chat", json=body))
-        assert (kind, "in use: the checkpoint of step 1 of other" in data["said"]) == ("error", True)
-        assert end[0] == "end"
+        (told,) = chunks_of(asked.post(f"{asked.run}/checkpoints/3/chat/completions", json=CHAT))
+        assert "in use: the checkpoint of step 1 of other" in told["error"]["message"]
     found = []
-    body = {"step": 8, "messages": [{"role": "user", "content": "the"}], "max_tokens": 4}
-    threads = [
-        Thread(target=lambda: found.append(events(asked.post(f"{asked.run}/chat", json=body)))) for _ in "ab"
-    ]
-    events(asked.post(f"{asked.run}/chat", json=body))  # opens it
+
+    def chat():
+        found.append(chunks_of(asked.post(f"{asked.run}/checkpoints/8/chat/completions", json=CHAT)))
+
+    chat()  # opens it
+    threads = [Thread(target=chat) for _ in "ab"]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [told[-1][0] for told in found] == ["end", "end"]
-    assert {kind for told in found for kind, _ in told} == {"text", "end"}
+    assert len(found) == 3
+    assert all("usage" in told[-1] for told in found)
 
 
 @pytest.mark.parametrize(
-    ("body", "status"),
+    ("step", "body", "status"),
     [
-        ({}, 422),
-        ({"step": 3, "messages": []}, 422),
-        ({"step": "x", "messages": [{"role": "user", "content": "a"}]}, 422),
-        ({"step": 3, "messages": [{"role": "tool", "content": "a"}]}, 422),
-        ({"step": 3, "messages": [{"role": "user", "content": "\ud800"}]}, 422),
-        ({"step": 3, "messages": [{"role": "user", "content": "a"}], "temperature": float("nan")}, 422),
-        ({"step": 3, "messages": [{"role": "user", "content": "a"}], "max_tokens": 0}, 422),
-        ({"step": 3, "messages": [{"role": "user", "content": "a"}], "\ud800": 1}, 422),
-        ({"step": 10**30, "messages": [{"role": "user", "content": "a"}]}, 200),
-        ({"step": 3, "messages": [{"role": "user", "content": "a b " * 500}]}, 200),
+        (3, {}, 422),
+        (3, {"messages": []}, 422),
+        ("x", CHAT, 422),
+        (3, {"messages": [{"role": "tool", "content": "a"}]}, 422),
+        (3, {"messages": [{"role": "user", "content": "\ud800"}]}, 422),
+        (3, CHAT | {"temperature": float("nan")}, 422),
+        (3, CHAT | {"max_tokens": 0}, 422),
+        (3, CHAT | {"stream": False}, 422),
+        (3, CHAT | {"\ud800": 1}, 422),
+        (10**30, CHAT, 200),
+        (3, {"messages": [{"role": "user", "content": "a b " * 500}]}, 200),
     ],
-)  # fmt: skip
-def test_a_bad_body_is_one_sentence(asked, body, status):
-    headers = {"content-type": "application/json"}
-    found = asked.post(f"{asked.run}/chat", content=json.dumps(body), headers=headers)
+)
+def test_a_bad_body_is_one_sentence(asked, step, body, status):
+    headers, path = {"content-type": "application/json"}, f"{asked.run}/checkpoints/{step}/chat/completions"
+    found = asked.post(path, content=json.dumps(body), headers=headers)
     assert found.status_code == status
-    said = found.json()["error"] if status != 200 else dict(events(found))["error"]["said"]
+    said = found.json()["error"] if status != 200 else chunks_of(found)[0]["error"]["message"]
     assert len(said) > 20
     assert "Traceback" not in said
 
 
 def test_other_machines_may_load_a_model_only_where_control_is_given(folder, monkeypatch):
     fork_workers(monkeypatch)
-    body = {"step": 3, "messages": [{"role": "user", "content": "the"}], "max_tokens": 2}
     for control, status in ((False, 403), (True, 200)):
         with console(folder / "runs", host="0.0.0.0", control=control) as (client, _):
             at = f"/api/runs/{client.get('/api/runs').json()['runs'][0]['id']}"
-            assert client.post(f"{at}/chat", json=body).status_code == status
+            assert client.post(f"{at}/checkpoints/3/chat/completions", json=CHAT).status_code == status
             prompts = {"steps": [3], "prompts": ["the"], "max_tokens": 2}
             assert client.post(f"{at}/answers", json=prompts).status_code == status
             assert client.post(f"{at}/rows/4/losses", json={}).status_code == status
@@ -328,9 +333,8 @@ def test_a_model_that_does_not_fit_is_refused_with_its_size(asked, monkeypatch):
     from penstock.core import env
 
     monkeypatch.setattr(env, "available_bytes", lambda: 1000)
-    body = {"step": 6, "messages": [{"role": "user", "content": "the"}]}
-    (kind, data), _ = events(asked.post(f"{asked.run}/chat", json=body))
-    assert (kind, "1000 B are free" in data["said"]) == ("error", True)
+    (told,) = chunks_of(asked.post(f"{asked.run}/checkpoints/6/chat/completions", json=CHAT))
+    assert "1000 B are free" in told["error"]["message"]
     scored = asked.post(f"{asked.run}/rows/7/losses", json={})
     assert (scored.status_code, "are free" in scored.json()["error"]) == (400, True)
 

@@ -25,7 +25,7 @@ from penstock.serve.request_body import Bodies, check_unicode, replay
 
 log = logging.getLogger(__name__)
 
-OPEN_TO_ALL = frozenset({"/", "/docs", "/health", "/ready", "/page.css", "/page.js"})
+OPEN_TO_ALL = frozenset({"/", "/docs", "/health", "/ready", "/page.css", "/page.js", "/chat.js", "/dom.js"})
 """Routes without authentication: health probes, the web page where a user enters a key, the API reference."""
 REQUEST_ID = "x-request-id"
 """Taken from a gateway's header, sent back, and logged."""

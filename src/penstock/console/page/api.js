@@ -59,7 +59,7 @@ export const rows = (id, step, { offset = 0, limit = 4 } = {}) => asked(of(id, "
 export const losses = (id, step, value) => sent(of(id, `/rows/${encodeURIComponent(step)}/losses`), value, { signal: AbortSignal.timeout(MODEL_PATIENCE_MS) });
 export const answers = (id) => asked(of(id, "/answers"));
 export const checkpoints = (id) => asked(of(id, "/checkpoints"));
-export const chat = (id, value, handlers, signal) => streamed(of(id, "/chat"), value, handlers, signal);
+export const modelAddress = (id, step, mode) => "api/" + of(id, `/checkpoints/${encodeURIComponent(step)}/${mode === "chat" ? "chat/" : ""}completions`);
 export const answersOf = (id, value, handlers, signal) => streamed(of(id, "/answers"), value, handlers, signal);
 
 /** Post, and read the answer's server-sent events: handlers by kind get their data; an event `error` is thrown. */

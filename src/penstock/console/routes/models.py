@@ -1,12 +1,13 @@
 """Routes of checkpoints as models: which there are, a chat with one, and prompts answered by several.
 
-Answers come as server-sent events, each with a JSON object: `text` adds to the answer, `answers` has those of
-one checkpoint, `error` says in one sentence why there is none, and `end` is the last.
+A chat is OpenAI's API, passed on to the checkpoint's process: the server and the console have one chat page.
+The answers of several checkpoints are server-sent events, each with a JSON object: `answers` has those of one
+checkpoint, or why there are none, and `end` is the last.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Annotated, Any, Literal
 
@@ -45,23 +46,32 @@ class ChatMessage(BaseModel):
 class _Asked(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    mode: Literal["chat", "text"] = "chat"
-    """chat: the run's chat template is applied; text: the prompt is continued as it is."""
     max_tokens: int = Field(default=256, ge=1, le=MOST_CONTEXT)
     temperature: float = Field(default=0.8, ge=0, le=2, allow_inf_nan=False)
 
 
-class ChatAsked(_Asked):
-    """Conversation, or a text to continue, and the checkpoint that answers."""
+class _Streamed(_Asked):
+    stream: Literal[True] = True
+    stream_options: dict[Literal["include_usage"], bool] = Field(default_factory=dict)
 
-    step: int
+
+class ChatAsked(_Streamed):
+    """Conversation, as in OpenAI's API; the run's chat template is applied."""
+
     messages: list[ChatMessage] = Field(min_length=1, max_length=_MOST_MESSAGES)
-    """With mode "text": their contents, one after the other, are the text."""
+
+
+class TextAsked(_Streamed):
+    """Text to continue, as in OpenAI's API."""
+
+    prompt: Text
 
 
 class PromptsAsked(_Asked):
     """Prompts and the checkpoints that answer them; greedy unless a temperature is given."""
 
+    mode: Literal["chat", "text"] = "chat"
+    """chat: the run's chat template is applied; text: the prompt is continued as it is."""
     steps: list[int] = Field(min_length=1, max_length=_MOST_CHECKPOINTS)
     prompts: list[Annotated[str, StringConstraints(min_length=1, max_length=_MOST_CHARACTERS)]] = Field(
         min_length=1, max_length=_MOST_PROMPTS
@@ -82,44 +92,58 @@ def checkpoints(request: Request, run_id: str) -> dict[str, Any]:  # Any: JSON
     }
 
 
-@router.post("/runs/{run_id}/chat", response_model=None)
-async def chat(request: Request, run_id: str, asked: ChatAsked) -> Response:
-    """Stream the answer of a checkpoint to a conversation."""
-    console, run = console_of(request), await run_in_threadpool(run_of, request, run_id)
-    return _stream(console, _answered(console, run, asked))
+@router.post("/runs/{run_id}/checkpoints/{step}/chat/completions", response_model=None)
+async def chat(request: Request, run_id: str, step: int, asked: ChatAsked) -> Response:
+    """Stream the answer of a checkpoint to a conversation, as the server of the API does."""
+    messages = [one.model_dump() for one in asked.messages]
+    return await _passed_on(request, run_id, step, {"messages": messages}, asked)
+
+
+@router.post("/runs/{run_id}/checkpoints/{step}/completions", response_model=None)
+async def complete(request: Request, run_id: str, step: int, asked: TextAsked) -> Response:
+    """Stream how a checkpoint continues a text, as the server of the API does."""
+    return await _passed_on(request, run_id, step, {"prompt": asked.prompt}, asked)
 
 
 @router.post("/runs/{run_id}/answers", response_model=None)
 async def answers(request: Request, run_id: str, asked: PromptsAsked) -> Response:
     """Stream the answers of several checkpoints to the same prompts, one checkpoint after the other."""
     console, run = console_of(request), await run_in_threadpool(run_of, request, run_id)
-    return _stream(console, _compared(console, run, asked))
+    return _stream(console, _written(_compared(console, run, asked)))
 
 
 Event = tuple[str, Any]  # Any: JSON
 
 
-def _stream(console: ConsoleState, events: AsyncIterator[Event]) -> Response:
+def _stream(console: ConsoleState, pieces: AsyncIterator[str]) -> Response:
     if why := console.rules.why_no_models:
         return refusal(403, why)
-    return StreamingResponse(_written(events), media_type="text/event-stream")
+    return StreamingResponse(pieces, media_type="text/event-stream")
+
+
+async def _passed_on(request: Request, run_id: str, step: int, prompt: Reply, asked: _Streamed) -> Response:
+    console, run = console_of(request), await run_in_threadpool(run_of, request, run_id)
+
+    async def pieces() -> AsyncIterator[str]:
+        yield ": opening\n\n"
+        try:
+            async with _model(console, run, step) as model, aclosing(_chunks(model, prompt, asked)) as chunks:
+                async for chunk in chunks:
+                    if console.is_ending:
+                        return
+                    yield f"data: {json.dumps(chunk)}\n\n"
+        except (PenstockError, OSError) as error:
+            yield f"data: {json.dumps({'error': {'message': str(error)}})}\n\n"
+        yield "data: [DONE]\n\n"
+
+    return _stream(console, pieces())
 
 
 async def _written(events: AsyncIterator[Event]) -> AsyncIterator[str]:
     yield ": opening\n\n"
-    try:
-        async for kind, data in events:
-            yield f"event: {kind}\ndata: {json.dumps(data)}\n\n"
-    except (PenstockError, OSError) as error:
-        yield f"event: error\ndata: {json.dumps({'said': str(error)})}\n\n"
+    async for kind, data in events:
+        yield f"event: {kind}\ndata: {json.dumps(data)}\n\n"
     yield "event: end\ndata: {}\n\n"
-
-
-async def _answered(console: ConsoleState, run: FoundRun, asked: ChatAsked) -> AsyncIterator[Event]:
-    messages = [one.model_dump() for one in asked.messages]
-    async with _model(console, run, asked.step) as model:
-        async for text, finish in _deltas(console, model, messages, asked):
-            yield "text", {"text": text, "finish": finish}
 
 
 async def _compared(console: ConsoleState, run: FoundRun, asked: PromptsAsked) -> AsyncIterator[Event]:
@@ -138,30 +162,27 @@ async def _compared(console: ConsoleState, run: FoundRun, asked: PromptsAsked) -
 
 
 async def _whole(console: ConsoleState, model: ModelProcess, prompt: str, asked: PromptsAsked) -> Reply:
-    deltas = _deltas(console, model, [{"role": "user", "content": prompt}], asked)
-    found = [delta async for delta in deltas]
-    cut = bool(found) and found[-1][1] == "length"
-    return {"prompt": prompt, "answer": "".join(text for text, _ in found), "cut": cut}
+    chats, answer, finish = asked.mode == "chat", "", None
+    wanted: Reply = {"messages": [{"role": "user", "content": prompt}]} if chats else {"prompt": prompt}
+    async with aclosing(_chunks(model, wanted, asked)) as chunks:
+        async for chunk in chunks:
+            if console.is_ending:
+                break
+            for choice in chunk["choices"]:
+                answer += (choice["delta"].get("content") or "") if chats else choice["text"]
+                finish = choice["finish_reason"]
+    return {"prompt": prompt, "answer": answer, "cut": finish == "length"}
 
 
-async def _deltas(
-    console: ConsoleState, model: ModelProcess, messages: list[Reply], asked: _Asked
-) -> AsyncIterator[tuple[str, str | None]]:
-    """Yield the parts of an answer: text, and why it ended; of as many tokens as fit, if fewer are asked."""
-    chats = asked.mode == "chat"
-    prompt = {"messages": messages} if chats else {"prompt": "".join(one["content"] for one in messages)}
+async def _chunks(model: ModelProcess, prompt: Reply, asked: _Asked) -> AsyncGenerator[Reply, None]:
+    """Yield the chunks of an answer; of as many tokens as fit, if more are asked for."""
     tokens = await asyncio.to_thread(model.post, "/tokenize", prompt)
     room = max(1, tokens["max_model_len"] - tokens["count"])
     body = {**prompt, "max_tokens": min(asked.max_tokens, room), "temperature": asked.temperature}
-    path = "/v1/chat/completions" if chats else "/v1/completions"
-    async with aclosing(model.stream(path, body)) as chunks:
+    path = "/v1/chat/completions" if "messages" in prompt else "/v1/completions"
+    async with aclosing(model.stream(path, {**body, "stream_options": {"include_usage": True}})) as chunks:
         async for chunk in chunks:
-            if console.is_ending:
-                return
-            (choice,) = chunk["choices"]
-            text = choice["delta"].get("content") if chats else choice["text"]
-            if text or choice["finish_reason"]:
-                yield text or "", choice["finish_reason"]
+            yield chunk
 
 
 @asynccontextmanager

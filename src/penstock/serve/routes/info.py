@@ -258,6 +258,18 @@ async def script() -> Response:
     return _file("page.js", "text/javascript")
 
 
+@page_router.get("/chat.js")
+async def chat_script() -> Response:
+    """Return the chat that the page shares with the console."""
+    return _reply(_content("chat.js", package="penstock.obs"), "text/javascript")
+
+
+@page_router.get("/dom.js")
+async def dom_script() -> Response:
+    """Return what the chat makes elements with."""
+    return _reply(_content("dom.js", package="penstock.obs"), "text/javascript")
+
+
 @page_router.get("/docs")
 async def docs(request: Request) -> Response:
     """Return the API reference as HTML; FastAPI's own page loads third-party scripts."""
@@ -273,5 +285,5 @@ def _reply(content: str | bytes, media_type: str) -> Response:
 
 
 @cache
-def _content(name: str) -> bytes:
-    return (files("penstock.serve") / "page" / name).read_bytes()
+def _content(name: str, *, package: str = "penstock.serve") -> bytes:
+    return (files(package) / "page" / name).read_bytes()
