@@ -17,6 +17,7 @@ from penstock.checkpoint.adapter_run import open_with_adapter
 from penstock.checkpoint.hf import load_pretrained
 from penstock.checkpoint.hf_folder import read_config
 from penstock.checkpoint.peft import read_new_rows
+from penstock.checkpoint.speculator import save_speculator
 from penstock.core.errors import ModelError, UsageError
 from penstock.data.corpus.manifest import load_manifest, save_manifest
 from penstock.engine.assemble import build_engine
@@ -26,6 +27,7 @@ from penstock.engine.model_runner.new_tokens import ExtendedEmbedding
 from penstock.engine.model_runner.open import open_model
 from penstock.engine.request import Request
 from penstock.engine.sampling_params import GREEDY
+from penstock.models.speculator import Speculator, SpeculatorConfig
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 
@@ -182,13 +184,18 @@ def check(found, answered):
 @pytest.mark.parametrize("family", ["llama", "qwen3", "granite"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"tensor_parallel": 2}, {"drafts": "ngram"}, {"drafts": "itself"}, {"tokens_per_step": 17}],
+    [{}, {"tensor_parallel": 2}, {"drafts": "ngram"}, {"drafts": "heads"}, {"tokens_per_step": 17}],
     ids=lambda options: "-".join(map(str, options.items())) or "plain",
 )
-def test_each_request_has_the_new_tokens_of_its_adapter(served, bases, family, options, caplog):
+def test_each_request_has_the_new_tokens_of_its_adapter(served, bases, family, options, caplog, tmp_path):
     folders, requests, answered = served
-    if options.get("drafts") == "itself":
-        options = {"drafts": str(bases[family])}
+    if options.get("drafts") == "heads":
+        model = json.loads((bases[family] / "config.json").read_text())
+        sizes = {"vocab_size": model["vocab_size"], "emb_dim": model["hidden_size"]}
+        heads = Speculator(SpeculatorConfig(**sizes, inner_dim=16, n_predict=2))
+        heads.initialise(seed=0)
+        save_speculator(heads, tmp_path / "heads")
+        options = {"drafts": str(tmp_path / "heads")}
     config = EngineConfig(device="cpu", cache_gib=2**-8, adapters=folders, **options)
     engine = build_engine(bases[family], config)
     try:
