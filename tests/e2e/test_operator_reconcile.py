@@ -104,16 +104,16 @@ def test_the_key_of_another_is_refused_and_the_run_s_own_is_kept(server, operato
     assert server.create(theirs | {"stringData": {"key": "theirs"}})[0] == 201
     start("keyed", nodes=2)
     for _ in range(2):
-        assert operator.look("keyed")
+        assert operator.reconcile("keyed")
         assert "Secret keyed-rendezvous exists and is not this run's" in status_of(server, "keyed")["message"]
         assert server.get("JobSet", "keyed", api=JOBSET) is None
     server.delete("Secret", "keyed-rendezvous")
     with monkeypatch.context() as dying:
         dying.setattr(type(operator.cluster), "apply", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            operator.look("keyed")  # dies between the key and the job
+            operator.reconcile("keyed")  # dies between the key and the job
     key = server.get("Secret", "keyed-rendezvous")
-    assert operator.look("keyed")
+    assert operator.reconcile("keyed")
     assert server.get("JobSet", "keyed", api=JOBSET) is not None
     assert server.get("Secret", "keyed-rendezvous")["data"] == key["data"]
 
