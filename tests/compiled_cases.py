@@ -1,11 +1,14 @@
 """Steps of a small engine, for plain code, for compiled programs and for graphs of either."""
 
+import inspect
+
 import numpy as np
 import torch
 
 from penstock.engine.model_runner.batch import StepBatch
 from penstock.engine.model_runner.compiled_steps import CompiledSteps, program_sizes
 from penstock.engine.model_runner.decode_graphs import DecodeGraphs
+from penstock.engine.model_runner.drawn_tokens import DrawnTokens
 from penstock.engine.model_runner.kv_cache import PagedCache
 from penstock.engine.model_runner.lora import Adapters
 from penstock.engine.model_runner.runner import Runner
@@ -91,12 +94,13 @@ class Recorder:
         """Numbers of tokens of all graphs, and of all replays."""
 
     def __call__(self, compute):
-        self.recorded.append(len(compute()[0]))
+        compute()
+        size = inspect.getclosurevars(compute).nonlocals["size"]
+        self.recorded.append(size)
 
         def replay():
-            found = compute()
-            self.replayed.append(len(found[0]))
-            return found
+            compute()
+            self.replayed.append(size)
 
         return replay
 
@@ -104,6 +108,9 @@ class Recorder:
 def graphs_of(model, cache, forward=None, *, record, sizes=(1, 2, MAX_SEQUENCES)):
     """Recorded graphs of the plain network, or of compiled steps."""
     forward = forward or runner_of(model, cache)._plain
-    graphs = DecodeGraphs(forward, model.logits, cache, sizes=sizes, max_blocks=MAX_BLOCKS, record=record)
+    drawn = DrawnTokens(max(sizes), cache.device)
+    graphs = DecodeGraphs(
+        forward, model.logits, cache, drawn, sizes=sizes, max_blocks=MAX_BLOCKS, record=record
+    )
     graphs.record_all()
     return graphs

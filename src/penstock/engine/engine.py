@@ -1,23 +1,30 @@
 """Engine: requests in, output deltas out, one step at a time.
 
     plan = scheduler.schedule(now)          integers: which positions of which sequences
-    output = runner.run(batch_of(plan))     one forward pass over all of them
-    sampled = sample(plan, output)          the next tokens; CUDA graphs sample them in the forward pass
-    scheduler.commit(plan, tokens)          append tokens; finished sequences release their blocks
-    speculation.after(completed)            draft tokens for the next step to verify
+    output = runner.run(batch_of(plan))     one forward pass over all of them; on GPUs it samples too
+    sampled = draw(plan, output)            the tokens of the step before, while this one runs
+    scheduler.fill(plan before, tokens)     write them; finished sequences release their blocks
+    scheduler.advance(plan)                 count this step, so that the next one can be scheduled
+
+A step whose tokens stay on the device is *in flight* until the next call of `step` has launched the next one,
+which reads them there. So the device never waits for the host. A step is read at once, before its counts
+change, where the host adds to it: runners that do not sample, grammars, penalties and other changes of
+logits, log-probabilities, scores, embeddings, and drafts. Both kinds give the same answers: what is asked
+from outside between two steps (`cancel`, a deadline) reads the step in flight first.
 
 The engine knows no threads; `background.py` runs it in one. An error in a step finishes the sequences of
 that step with an error and no others; their blocks are free afterwards.
 """
 
 import logging
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Protocol
 
 from penstock.core import clock
 from penstock.core.errors import RunnerLost, UsageError, nearest
-from penstock.engine.model_runner.batch import batch_of
+from penstock.engine.model_runner.batch import StepBatch, batch_of
 from penstock.engine.model_runner.capacity import Capacity
 from penstock.engine.model_runner.interface import StepOutput, StepRunner
 from penstock.engine.outputs import SampledTokens, SequenceOutput
@@ -49,6 +56,28 @@ class TokenSampler(Protocol):
     def forget(self, sequence: Sequence) -> None:
         """Drop the state of a finished sequence."""
         ...
+
+
+@dataclass(slots=True, kw_only=True)
+class LaunchedStep:
+    """A step between its launch and the reading of its tokens."""
+
+    plan: StepPlan
+    begin_s: float
+    """When its scheduling began, in seconds of `clock.monotonic`."""
+    batch: StepBatch | None = None
+    draws: Draws = field(default_factory=Draws)
+    output: StepOutput | None = None
+    run_s: float = 0.0
+    """When its batch was ready."""
+    error: str | None = None
+    """Why it failed."""
+    is_unread: bool = False
+    """True if its tokens stay on the device until the next step is launched."""
+
+    def has(self, request_id: int) -> bool:
+        """Return True if the step computes an answer to a request."""
+        return any(share.sequence.request_id == request_id for share in self.plan.shares)
 
 
 class Engine:
@@ -87,7 +116,9 @@ class Engine:
         self._open: dict[int, SequenceOutput] = {}  # by sequence id
         self._requests: dict[int, list[Sequence]] = {}  # by request id; unfinished sequences only
         self._request_ids, self._sequence_ids = count(), count()
-        self._ended: list[OutputDelta] = []  # last deltas of sequences that ended outside a step
+        self._ended: list[OutputDelta] = []  # deltas that came outside a step
+        self._in_flight: LaunchedStep | None = None
+        self._read_s = 0.0  # when the last tokens were read
         for name, own in () if text_processor is None else text_processor.adapters.items():
             self._look_for_rows(name, own)
 
@@ -161,6 +192,8 @@ class Engine:
     def cancel(self, request_id: int, finish: Finish = "cancelled", *, error: str | None = None) -> None:
         """Finish the answers of a request; their last deltas come with the next step. Unknown ids are
         ignored."""
+        if self._in_flight is not None and self._in_flight.has(request_id):
+            self._ended += self._land()
         for sequence in tuple(self._requests.get(request_id, ())):
             self.scheduler.cancel(sequence.id, finish)
             self._ended.append(self._end(sequence, finish, error))
@@ -213,40 +246,37 @@ class Engine:
         return bool(self._open or self._ended)
 
     def step(self) -> list[OutputDelta]:
-        """Compute one step; return the deltas of all answers it extended or finished.
+        """Launch a step; return the deltas of the steps that were read: the one in flight, or this one too.
 
         Raises:
             RunnerLost: no further step can be computed; `close` then returns the last deltas of all answers.
         """
         begin = clock.monotonic()
-        plan = self.scheduler.schedule(begin)
         deltas, self._ended = self._ended, []
+        if self.scheduler.expires(begin):
+            deltas += self._land()
+        plan = self.scheduler.schedule(begin)
         deltas += [self._end(sequence, "deadline") for sequence in plan.expired]
         if not plan.shares:
-            return deltas
+            return deltas + self._land()
         try:
-            sampled, done = self._compute(plan, begin)
+            step = self._launch(plan, begin)
+            deltas += self._land()  # while this step runs
+            if not step.is_unread:
+                deltas += self._commit_step(step)
+            elif any(share.sequence.finish is None for share in plan.shares):
+                self.scheduler.advance(plan)
+                self._in_flight = step
         except RunnerLost:
             self._ended = deltas
             raise
-        except Exception as error:  # a defect ends the answers of this step, not the engine
-            log.exception("A step failed answers=%d tokens=%d", len(plan.shares), plan.num_tokens)
-            self._counts.failed_steps += 1
-            sampled = [SampledTokens(error=f"The engine failed to compute a step ({error!r})")] * len(
-                plan.shares
-            )
-            done = None
-        seconds = None if done is None else clock.monotonic() - begin
-        deltas += self._commit_step(plan, sampled, seconds)
-        if self._drafting is not None and done is not None:
-            self._drafting.after(done, self._counts)
         return deltas
 
     def stats(self) -> Stats:
         """Return a snapshot of the statistics. Thread-safe."""
         pool, counts = self.scheduler.pool, self.scheduler.counts
         return Stats(
-            waiting=len(self._open) - len(self.scheduler.running),
+            waiting=self.scheduler.num_waiting,
             running=len(self.scheduler.running),
             num_blocks=pool.num_blocks,
             used_blocks=pool.num_used,
@@ -284,43 +314,93 @@ class Engine:
             hint = nearest(name, list(known)) if known else "The engine has no adapters."
             raise UsageError("Unknown adapter", got=name, fix=hint)
 
-    def _compute(self, plan: StepPlan, begin: float) -> tuple[list[SampledTokens], CompletedStep]:
-        batch = batch_of(plan, self.capacity.block_size, adapters=self.runner.adapters)
-        draws = self._token_sampler.prepare(plan)
-        scheduled = clock.monotonic()
-        output = self.runner.run(batch, draws.settings)
-        ran = clock.monotonic()
-        sampled = self._token_sampler.draw(plan, output, draws)
-        end = clock.monotonic()
-        self._counts.steps += 1
-        self._counts.tokens += plan.num_tokens
-        self._counts.schedule_s += scheduled - begin
-        self._counts.run_s += ran - scheduled
-        self._counts.draw_s += end - ran
-        tokens = [new.tokens for new in sampled]
-        return sampled, CompletedStep(
-            plan=plan, batch=batch, hidden=output.hidden, sampled=tokens, model_s=end - scheduled
-        )
+    def _launch(self, plan: StepPlan, begin: float) -> LaunchedStep:
+        step = LaunchedStep(plan=plan, begin_s=begin)
+        try:
+            step.batch = batch_of(plan, self.capacity.block_size, adapters=self.runner.adapters)
+            step.draws = self._token_sampler.prepare(plan)
+            samples = step.draws.is_plain and self._drafting is None
+            step.run_s = clock.monotonic()
+            step.output = self.runner.run(step.batch, step.draws.settings, samples=samples)
+        except RunnerLost:
+            raise
+        except Exception as error:
+            self._fail(step, error)
+        else:
+            step.is_unread = samples and step.output.drawn is not None
+            self._counts.steps += 1
+            self._counts.tokens += plan.num_tokens
+            self._counts.schedule_s += step.run_s - begin
+            self._counts.run_s += clock.monotonic() - step.run_s
+        return step
 
-    def _commit_step(
-        self, plan: StepPlan, sampled: list[SampledTokens], seconds: float | None
-    ) -> list[OutputDelta]:
-        """Append the sampled tokens, finish complete sequences, and return the deltas."""
+    def _land(self) -> list[OutputDelta]:
+        """Read the step in flight; return its deltas."""
+        step, self._in_flight = self._in_flight, None
+        return [] if step is None else self._commit_step(step)
+
+    def _sampled(self, step: LaunchedStep) -> list[SampledTokens]:
+        """Return the tokens of each share, or why there are none; waits for the device."""
         begin = clock.monotonic()
-        shares = plan.shares
-        deltas = [self._open[share.sequence.id].take(new) for share, new in zip(shares, sampled, strict=True)]
+        if step.output is not None:
+            try:
+                sampled = self._token_sampler.draw(step.plan, step.output, step.draws)
+            except RunnerLost:
+                raise
+            except Exception as error:
+                self._fail(step, error)
+            else:
+                self._counts.draw_s += clock.monotonic() - begin
+                return sampled
+        return [SampledTokens(error=step.error)] * len(step.plan.shares)
+
+    def _fail(self, step: LaunchedStep, error: Exception) -> None:
+        """Record a defect: it ends the answers of a step, not the engine."""
+        log.exception("A step failed answers=%d tokens=%d", len(step.plan.shares), step.plan.num_tokens)
+        self._counts.failed_steps += 1
+        step.error = f"The engine failed to compute a step ({error!r})"
+
+    def _commit_step(self, step: LaunchedStep) -> list[OutputDelta]:
+        """Read and append a step's tokens, finish complete sequences, and return the deltas."""
+        shares = step.plan.shares
+        sampled = self._sampled(step)
+        begin = clock.monotonic()
+        seconds = begin - max(step.begin_s, self._read_s) if step.error is None else None
+        self._read_s = begin
+        outputs = [self._open.get(share.sequence.id) for share in shares]  # None: it ended before this step
+        deltas = [
+            None if output is None else output.take(new) for output, new in zip(outputs, sampled, strict=True)
+        ]
         for share, new, delta in zip(shares, sampled, deltas, strict=True):
             if delta is not None and delta.finish is not None and new.error is not None:
-                self.scheduler.finish(share.sequence, delta.finish)  # before commit: it has no tokens
-        committed = [new.tokens for share, new in zip(shares, sampled, strict=True) if share.samples]
-        self.scheduler.commit(plan, committed, seconds=seconds)
+                self.scheduler.finish(share.sequence, delta.finish)  # before its counts change
+        tokens = [new.tokens for share, new in zip(shares, sampled, strict=True) if share.samples]
+        record = self.scheduler.fill if step.is_unread else self.scheduler.commit
+        record(step.plan, tokens, seconds=seconds)
         for share, delta in zip(shares, deltas, strict=True):
             if delta is not None and delta.finish is not None:
                 self.scheduler.finish(share.sequence, delta.finish)
                 self._forget(share.sequence)
-        self._counts.sampled += sum(len(new.tokens) for new in sampled)
+        self._counts.sampled += sum(
+            len(new.tokens) for output, new in zip(outputs, sampled, strict=True) if output is not None
+        )
         self._counts.answer_s += clock.monotonic() - begin
+        if self._drafting is not None and step.error is None:
+            self._draft(step, sampled, model_s=begin - step.run_s)
         return [delta for delta in deltas if delta is not None]
+
+    def _draft(self, step: LaunchedStep, sampled: list[SampledTokens], *, model_s: float) -> None:
+        assert self._drafting is not None
+        assert step.batch is not None
+        assert step.output is not None
+        done = CompletedStep(
+            plan=step.plan,
+            batch=step.batch,
+            hidden=step.output.hidden,
+            sampled=[new.tokens for new in sampled],
+            model_s=model_s,
+        )
+        self._drafting.after(done, self._counts)
 
     def _end(self, sequence: Sequence, finish: Finish, error: str | None = None) -> OutputDelta:
         delta = self._open[sequence.id].end(finish, error=error)

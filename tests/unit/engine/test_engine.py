@@ -1,6 +1,7 @@
 """The engine's steps over a stand-in for a network: who gets which piece, and what a failure ends."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -155,3 +156,105 @@ def test_a_lost_runner_ends_the_engine_and_closing_it_ends_every_answer():
     assert finishes(engine.close("error")) == {(request_id, 0): "error" for request_id in ids}
     assert engine.close("error") == []
     assert (engine.runner.closed, engine.stats().used_blocks) == (True, 0)
+
+
+def events_of(engine):
+    """Note launches, with the number of tokens, and readings of an engine from now on."""
+    noted, run = [], engine.runner.run
+
+    def noting_run(batch, settings=None, *, samples=False):
+        noted.append(("launch", len(batch.token_ids)))
+        output = run(batch, settings, samples=samples)
+        drawn = output.drawn
+        return replace(output, drawn=drawn and (lambda: (noted.append(("read",)), drawn())[1]))
+
+    engine.runner.run = noting_run
+    return noted
+
+
+def test_the_next_step_is_launched_before_the_last_one_is_read():
+    engine = hashing_engine(overlaps=True)
+    noted = events_of(engine)
+    asked = request(1, 2, max_tokens=3)
+    request_id = engine.add(asked)
+    assert engine.step() == []
+    assert [piece.token_ids for piece in engine.step()] == [(answer_of(asked)[0],)]
+    assert tokens_of(run_to_end(engine), request_id) == answer_of(asked)[1:]
+    assert noted == [("launch", 2), ("launch", 1), ("read",), ("launch", 1), ("read",), ("read",)]
+
+
+def test_a_step_to_which_the_host_adds_is_read_at_once():
+    engine = hashing_engine(overlaps=True)
+    noted = events_of(engine)
+    engine.add(request(1, 2, max_tokens=3))
+    engine.step()
+    engine.add(request(7, sampling=Sampling(num_logprobs=0), max_tokens=1))
+    assert len(engine.step()) == 3  # two of the first request, and the other's
+    assert noted == [("launch", 2), ("launch", 2), ("read",)]  # those of the second are not the device's
+    run_to_end(engine)
+
+
+def test_the_position_after_an_end_token_is_computed_and_leaves_no_trace():
+    asked = request(*range(4), max_tokens=8)
+    tokens = answer_of(asked)
+    engine = hashing_engine(overlaps=True)
+    noted = events_of(engine)
+    request_id = engine.add(request(*range(4), max_tokens=8, stop_ids=frozenset({tokens[3]})))
+    pieces = run_to_end(engine)
+    assert tokens_of(pieces, request_id) == tokens[:3]
+    assert len([event for event in noted if event[0] == "launch"]) == 5  # four, and one too many
+    assert not engine.has_work
+    assert engine.stats().counts.sampled == 4
+    assert len(engine.scheduler.pool._by_name) == 1  # the prompt; the second block ends with the surplus
+
+
+def test_cancelling_returns_what_was_computed_before():
+    engine = hashing_engine(overlaps=True)
+    asked = request(1, 2)
+    first, second = engine.add(asked), engine.add(request(3))
+    engine.step()
+    engine.cancel(first)
+    pieces = engine.step()
+    assert [(p.token_ids, p.finish) for p in pieces if p.request_id == first] == [
+        ((answer_of(asked)[0],), None),
+        ((), "cancelled"),
+    ]
+    assert finishes(run_to_end(engine)) == {(second, 0): "length"}
+
+
+def test_a_launch_that_fails_leaves_the_tokens_of_the_step_before():
+    failing = iter([False, True])
+
+    def before(_):
+        if next(failing, False):
+            raise MemoryError("of a step")
+
+    engine = hashing_engine(overlaps=True, before=before)
+    asked = request(1, 2)
+    request_id = engine.add(asked)
+    engine.step()
+    pieces = engine.step()
+    assert tokens_of(pieces, request_id) == answer_of(asked)[:1]
+    assert finishes(pieces) == {(request_id, 0): "error"}
+    assert engine.stats().counts.failed_steps == 1
+    assert run_to_end(engine) == []
+
+
+def test_a_step_that_cannot_be_read_ends_its_answers_and_the_next_one_is_dropped():
+    engine = hashing_engine(overlaps=True)
+    draw = engine._token_sampler.draw
+    failing = iter([False, True])
+
+    def broken(plan, output, draws):
+        if next(failing, False):
+            raise RuntimeError("device")
+        return draw(plan, output, draws)
+
+    engine._token_sampler.draw = broken
+    request_id = engine.add(request(*range(8)))
+    pieces = run_to_end(engine)
+    assert (len(tokens_of(pieces, request_id)), finishes(pieces)) == (1, {(request_id, 0): "error"})
+    assert not engine.scheduler.pool._by_name  # what it computed is in doubt
+    asked = request(*range(8))
+    again = engine.add(asked)
+    assert tokens_of(run_to_end(engine), again) == answer_of(asked)

@@ -22,7 +22,8 @@ class StepBatch:
     """Tokens of all shares, concatenated."""
 
     token_ids: np.ndarray
-    """[t] int64."""
+    """[t] int64; ~r, which is negative: the token that the step before sampled in row r and the host has not
+    read."""
     positions: np.ndarray
     """[t] int64, position of each token in its sequence, from 0."""
     slots: np.ndarray

@@ -28,6 +28,7 @@ from penstock.core.clock import monotonic
 from penstock.core.env import cache_folder, set_compiled_programs
 from penstock.core.errors import ConfigError
 from penstock.engine.config import Compile
+from penstock.engine.model_runner.graph_plan import sizes_up_to
 from penstock.engine.model_runner.kv_cache import BoundCache, PagedCache
 from penstock.models.llama.model import Block, Llama
 from penstock.nn import native
@@ -78,15 +79,6 @@ def program_sizes(*, max_sequences: int, max_tokens: int) -> list[int]:
     """
     most = min(max_tokens, _MOST_TOKENS)
     return sorted({*sizes_up_to(min(max_sequences, most)), *sizes_up_to(most)})
-
-
-def sizes_up_to(most: int) -> list[int]:
-    """Return the powers of two below `most`, and it.
-
-    >>> sizes_up_to(48)
-    [1, 2, 4, 8, 16, 32, 48]
-    """
-    return [*(1 << n for n in range((most - 1).bit_length())), most]
 
 
 class CompiledSteps:

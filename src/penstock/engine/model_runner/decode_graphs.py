@@ -4,26 +4,27 @@ A step of one token per sequence is one graph launch. The graph embeds, computes
 and samples. There is a graph for each of a short list of numbers of sequences, with and without sampling;
 smaller steps are padded.
 
-    batch, settings -> pinned memory -> one upload -> block tables -> graph -> pinned memory -> tokens
+    batch, settings -> pinned memory -> one upload -> block tables -> graph -> drawn tokens
+                                                                        ^         |
+                                                                        +---------+  the ids of the next step
 
 A graph reads and writes the same addresses whenever it is replayed. The weights and the pages never move. All
 graphs read one set of tensors, `StepInputs`, made for the largest step and the widest block table, so nothing
 is recorded while requests are served. Padding rows are sequences of one token in a block that no sequence
 has.
 
-The graphs share one memory pool: the logits and hidden states of a step are valid until the next replay. The
-largest graph is recorded first, and the others fit into its memory. torch's own graphs
-(mode="reduce-overhead") belong to the thread that records them, and would not be recorded again when the
-pages change, which a compiled program does not see.
+The graphs share one memory pool, and write one set of results, `StepResults`, that lies outside of it: the
+logits and hidden states of a step are valid until the next replay. The largest graph is recorded first, and
+the others fit into its memory. torch's own graphs (mode="reduce-overhead") belong to the thread that records
+them, and would not be recorded again when the pages change, which a compiled program does not see.
 
 A graph that does not fit into memory is left out: its steps use the next larger one, or are launched kernel
-by kernel.
+by kernel. After another failure those that were recorded stay, and no others are.
 """
 
 import gc
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -35,6 +36,8 @@ from penstock.core.units import mib
 from penstock.devices import accelerator
 from penstock.engine.config import Compile
 from penstock.engine.model_runner.batch import StepBatch
+from penstock.engine.model_runner.drawn_tokens import DrawnTokens
+from penstock.engine.model_runner.graph_plan import RecordedGraphs
 from penstock.engine.model_runner.interface import StepOutput
 from penstock.engine.model_runner.kv_cache import BoundCache, PagedCache
 from penstock.engine.sampling.filters import draw
@@ -45,11 +48,9 @@ from penstock.nn.upload import pinned, places_of
 log = logging.getLogger(__name__)
 
 Outputs = tuple[Tensor, ...]
-Replay = Callable[[], Outputs]
-Record = Callable[[Callable[[], Outputs]], Replay]
-"""Records the kernels that a function launches; returns a function that launches them again and returns the
-tensors of the recorded call."""
-
+Replay = Callable[[], None]
+Record = Callable[[Callable[[], None]], Replay]
+"""Records the kernels that a function launches; returns a function that launches them again."""
 
 Forward = Callable[[Tensor, Tensor, BoundCache], Tensor]
 """(ids [1, t], positions [1, t], cache) -> normalised hidden states [1, t, hidden], without waiting for the
@@ -80,6 +81,8 @@ class StepInputs:
         self._spare_block, self._spare_slot = spare_block, spare_block * block_size
         rows = {
             "token_ids": (np.int64, 1),
+            "unread": (np.int64, 1),
+            "drawn": (np.int64, 1),
             "positions": (np.int64, 1),
             "slots": (np.int64, 1),
             "settings": (np.float64, 5),
@@ -92,7 +95,10 @@ class StepInputs:
             self._first_table + max_sequences * max_blocks * 4, dtype=torch.uint8, device=device
         )
         whole = {name: self._view(self._uploaded, name) for name in rows}
-        self.token_ids, self.positions, self.slots, self.settings, self.lengths = whole.values()
+        self.token_ids, self.unread, self.drawn = whole["token_ids"], whole["unread"], whole["drawn"]
+        """Known ids, places of the others (`DrawnTokens.ids`), and places of the sampled tokens."""
+        self.positions, self.slots = whole["positions"], whole["slots"]
+        self.settings, self.lengths = whole["settings"], whole["lengths"]
         self.slots += self._spare_slot
         self.lengths += 1
         self.block_tables = torch.full(
@@ -111,15 +117,23 @@ class StepInputs:
             num_singles=size,
         )
 
-    def write(self, batch: StepBatch, settings: Float64[Tensor, "t 5"] | None, *, size: int) -> None:
-        """Upload a step of at most `size` tokens, one per sequence; `settings` as in `StepRunner.run`."""
+    def write(
+        self, batch: StepBatch, settings: Float64[Tensor, "t 5"] | None, drawn: DrawnTokens, *, size: int
+    ) -> None:
+        """Upload a step of at most `size` tokens, one per sequence; `settings` as in `StepRunner.run`.
+
+        Args:
+            drawn: has the ids that the host has not read; the sampled tokens become its last ones.
+        """
         count, width = batch.block_tables.shape
         end = self._first_table + size * width * 4
         packed = pinned(end, self._uploaded.device)  # torch keeps it until the upload is done
         rows = {name: self._view(packed, name).numpy() for name in self._rows}
-        for name in ("token_ids", "positions", "slots", "lengths"):
+        rows["token_ids"][:count], rows["unread"][:count] = drawn.split(batch.token_ids)
+        for name in ("positions", "slots", "lengths"):
             rows[name][:count] = getattr(batch, name)
-        rows["token_ids"][count:size] = rows["positions"][count:size] = 0
+        rows["token_ids"][count:size] = rows["unread"][count:size] = rows["positions"][count:size] = 0
+        rows["drawn"][:size] = np.arange(size) + drawn.turn()
         rows["slots"][count:size] = self._spare_slot
         rows["lengths"][count:size] = 1
         if settings is not None:
@@ -138,19 +152,24 @@ class StepInputs:
         return found if many == 1 else found.view(-1, many)
 
 
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """Tokens on their way to the host."""
+class StepResults:
+    """Tensors that the graphs write: the first rows are those of the last step.
 
-    tokens: Tensor
-    arrived: torch.Event | None
+    Args:
+        like: hidden states [t, hidden] and logits [t, vocab] of a step.
+    """
 
-    def __call__(self) -> list[int]:
-        """Wait for the tokens."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        found: list[int] = self.tokens.tolist()
-        return found
+    def __init__(self, max_sequences: int, like: Outputs) -> None:
+        self._tensors = tuple(tensor.new_empty(max_sequences, tensor.shape[1]) for tensor in like)
+
+    def write(self, found: Outputs) -> None:
+        """Write the results of a step."""
+        for tensor, rows in zip(self._tensors, found, strict=True):
+            tensor[: len(rows)].copy_(rows)
+
+    def rows(self, count: int) -> Outputs:
+        """Return hidden states and logits of `count` sequences."""
+        return tuple(tensor[:count] for tensor in self._tensors)
 
 
 class DecodeGraphs:
@@ -160,6 +179,7 @@ class DecodeGraphs:
         forward: the network, plain or compiled.
         project: from hidden states to logits.
         cache: its last block belongs to no sequence.
+        drawn: keeps the sampled tokens of at least as many sequences.
         sizes: numbers of sequences that have a graph.
         max_blocks: width of the widest block table.
         record: makes a graph; tests pass another one.
@@ -170,14 +190,17 @@ class DecodeGraphs:
         forward: Forward,
         project: Callable[[Float[Tensor, "t hidden"]], Float[Tensor, "t vocab"]],
         cache: PagedCache,
+        drawn: DrawnTokens,
         *,
         sizes: Iterable[int],
         max_blocks: int,
         record: Record,
     ) -> None:
         self._forward, self._project, self._cache, self._record = forward, project, cache, record
+        self._drawn = drawn
         self._sizes, self._max_blocks = sorted(sizes), max_blocks
         self._graphs: dict[tuple[int, bool], Replay] = {}  # by rows, and whether any row is sampled
+        self._results: StepResults | None = None  # made by the first step, which is not recorded
         _, _, num_blocks, _, block_size, _ = cache.pages.shape
         self._inputs = StepInputs(
             max_sequences=self._sizes[-1],
@@ -186,7 +209,6 @@ class DecodeGraphs:
             block_size=block_size,
             device=cache.device,
         )
-        self._drawn = torch.zeros(self._sizes[-1], dtype=torch.int64, device=cache.device)
 
     @property
     def sizes(self) -> list[int]:
@@ -194,7 +216,7 @@ class DecodeGraphs:
         return sorted({size for size, _ in self._graphs})
 
     @torch.inference_mode()
-    def record_all(self) -> None:
+    def record_all(self) -> RecordedGraphs:
         """Record a graph of every size, the largest first; log what does not fit into memory."""
         began, free = monotonic(), _free_bytes(self._cache.device)
         for size in reversed(self._sizes):
@@ -202,29 +224,34 @@ class DecodeGraphs:
             try:
                 for samples in (True, False):
                     found[size, samples] = self._record(self._computing(size, samples=samples))
-            except torch.OutOfMemoryError as error:
+            except Exception as error:  # a driver or a kernel may raise anything; plain steps still work
+                found.clear()  # what a failed recording holds
+                gc.collect()
+                if accelerator.is_accelerator(self._cache.device):
+                    accelerator.free_cache()
+                if not is_out_of_memory(error):
+                    log.warning(
+                        "graphs=failed size=%d reason=%r This size and smaller ones have no graph",
+                        size,
+                        str(error)[:500],
+                    )
+                    break
                 log.warning(
                     "graphs=left_out size=%d reason=%r Larger steps are launched kernel by kernel, which is "
                     "slower: give the cache less memory (--cache-gib), or lower --max-sequences",
                     size,
                     str(error)[:200],
                 )
-                found.clear()  # what a failed recording holds
-                gc.collect()
-                if accelerator.is_accelerator(self._cache.device):
-                    accelerator.free_cache()
                 continue
-            except Exception as error:  # a driver or a kernel may raise anything; plain steps still work
-                log.warning("graphs=failed size=%d reason=%r", size, str(error)[:500])
-                self._graphs.clear()
-                return
             self._graphs |= found
+        seconds, taken = monotonic() - began, max(0, free - _free_bytes(self._cache.device))
         log.info(
             "graphs=recorded sizes=%s seconds=%.1f memory=%s",
             ",".join(map(str, self.sizes)),
-            monotonic() - began,
-            mib(max(0, free - _free_bytes(self._cache.device))),
+            seconds,
+            mib(taken),
         )
+        return RecordedGraphs(sizes=tuple(self.sizes), seconds=seconds, num_bytes=taken)
 
     def takes(self, batch: StepBatch, settings: Float64[Tensor, "r 5"] | None) -> bool:
         """Return True if a graph computes a step: one token per sequence, all of them sampled, without
@@ -244,34 +271,29 @@ class DecodeGraphs:
         count = len(batch.token_ids)
         size = self._size_for(count)
         assert size is not None, count
-        self._inputs.write(batch, settings, size=size)
-        hidden, logits = self._graphs[size, settings is not None]()
-        return StepOutput(hidden[:count], logits[:count], drawn=self._read(count))
-
-    def _read(self, count: int) -> _Drawn:
-        """Start the copy of the sampled tokens to the host."""
-        device = self._drawn.device
-        if not accelerator.is_accelerator(device):
-            return _Drawn(self._drawn[:count], None)
-        there = pinned(8 * count, device).view(torch.int64)
-        there.copy_(self._drawn[:count], non_blocking=True)
-        arrived = torch.Event(device)
-        arrived.record()
-        return _Drawn(there, arrived)
+        self._inputs.write(batch, settings, self._drawn, size=size)
+        self._graphs[size, settings is not None]()
+        assert self._results is not None
+        hidden, logits = self._results.rows(count)
+        return StepOutput(hidden, logits, drawn=self._drawn.read(count))
 
     def _size_for(self, count: int) -> int | None:
         return next((size for size in self._sizes if size >= count and (size, True) in self._graphs), None)
 
-    def _computing(self, size: int, *, samples: bool) -> Callable[[], Outputs]:
+    def _computing(self, size: int, *, samples: bool) -> Callable[[], None]:
         inputs = self._inputs
 
-        def compute() -> Outputs:
-            ids, positions = inputs.token_ids[:size], inputs.positions[:size]
+        def compute() -> None:
+            ids = self._drawn.ids(inputs.token_ids[:size], inputs.unread[:size])
+            positions = inputs.positions[:size]
             cache = self._cache.bound(inputs.step(size))
             hidden = self._forward(ids[None], positions[None], cache)[0]
             logits = self._project(hidden)
-            self._drawn[:size] = draw(logits, inputs.settings[:size] if samples else None)
-            return hidden, logits
+            tokens = draw(logits, inputs.settings[:size] if samples else None)
+            self._drawn.table.index_copy_(0, inputs.drawn[:size], tokens)
+            if self._results is None:
+                self._results = StepResults(self._sizes[-1], (hidden, logits))
+            self._results.write((hidden, logits))
 
         return compute
 
@@ -285,7 +307,7 @@ def cuda_recorder(device: torch.device | None = None) -> Record:
     pool = torch.cuda.graph_pool_handle()
     aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def record(compute: Callable[[], Outputs]) -> Replay:
+    def record(compute: Callable[[], None]) -> Replay:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(device):
             current = torch.cuda.current_stream()
@@ -297,15 +319,16 @@ def cuda_recorder(device: torch.device | None = None) -> Record:
                 torch.cuda.stream(current),  # torch leaves the stream of a failed recording in place
                 torch.cuda.graph(graph, pool=pool, stream=aside, capture_error_mode="thread_local"),
             ):
-                out = compute()
-
-        def replay() -> Outputs:
-            graph.replay()
-            return out
-
-        return replay
+                compute()
+        return graph.replay
 
     return record
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return True if an error says that a device's memory is full; recordings report it in the driver's
+    words."""
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -9,6 +9,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from penstock.engine.model_runner.batch import StepBatch
+from penstock.engine.model_runner.graph_plan import RecordedGraphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class StepOutput:
     -inf where a row's adapter has not."""
     drawn: Callable[[], list[int]] | None = None
     """Waits for the device and returns the token sampled from each row of `logits`; None: the step sampled
-    none. Where it is given, the tensors above are valid until the next step."""
+    none. Where it is given, the tensors above are valid until the next step, whose token ids may name rows
+    that were not read."""
 
 
 class StepRunner(Protocol):
@@ -34,15 +36,23 @@ class StepRunner(Protocol):
         ...
 
     @property
+    def recorded(self) -> RecordedGraphs | None:
+        """What the graphs of decode steps took; None: there are none."""
+        ...
+
+    @property
     def num_new_tokens(self) -> Mapping[str, int]:
         """Adapter name -> tokens that it adds to the vocabulary; its logits have as many more columns."""
         ...
 
-    def run(self, batch: StepBatch, settings: Float64[Tensor, "r 5"] | None = None) -> StepOutput:
-        """Compute one step.
+    def run(
+        self, batch: StepBatch, settings: Float64[Tensor, "r 5"] | None = None, *, samples: bool = False
+    ) -> StepOutput:
+        """Launch one step.
 
         Args:
             settings: of `sampling.filters.settings_tensor`, for runners that sample; None: greedy.
+            samples: sample every row of the logits, if this runner can.
 
         Raises:
             RunnerLost: no further step can be computed.

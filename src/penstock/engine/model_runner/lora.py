@@ -155,6 +155,10 @@ class Adapters:
         """Rows of the embedding behind those of the base, as `NewTokens.table`."""
         return self._new_tokens.table
 
+    def have_new_tokens(self, batch: StepBatch) -> bool:
+        """Return True if an adapter of a step adds tokens to the vocabulary."""
+        return any(self.indexes[name] in batch.adapters for name, new in self.num_new_tokens.items() if new)
+
     def placed(self, batch: StepBatch) -> StepBatch:
         """Return a step whose token ids are rows of the embedding; see `NewTokens.placed`."""
         return self._new_tokens.placed(batch)

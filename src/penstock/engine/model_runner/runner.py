@@ -3,19 +3,23 @@
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from penstock.engine.model_runner.batch import StepBatch
 from penstock.engine.model_runner.collectives import RankGroup
-from penstock.engine.model_runner.compiled_steps import CompiledSteps, sizes_up_to
+from penstock.engine.model_runner.compiled_steps import CompiledSteps
 from penstock.engine.model_runner.decode_graphs import DecodeGraphs, Forward, Record, cuda_recorder
+from penstock.engine.model_runner.drawn_tokens import DrawnTokens
+from penstock.engine.model_runner.graph_plan import RecordedGraphs, sizes_up_to
 from penstock.engine.model_runner.interface import StepOutput
 from penstock.engine.model_runner.kv_cache import BoundCache, PagedCache
 from penstock.engine.model_runner.lora import Adapters
 from penstock.engine.model_runner.native_decoder import NativeDecoder, open_native_decoder
 from penstock.engine.model_runner.tensor_parallel import GatheredLogits
+from penstock.engine.sampling.filters import sample
 from penstock.models.llama.model import Llama
 from penstock.nn.kernels.pages import PagedStep
 from penstock.nn.upload import uploaded
@@ -47,6 +51,9 @@ class Runner:
         self.forward: Forward = forward or self._plain
         self._compiled: CompiledSteps | None = None
         self._graphs: DecodeGraphs | None = None
+        self.recorded: RecordedGraphs | None = None
+        """What `record` took; None: there are no graphs."""
+        self._drawn: DrawnTokens | None = None
         self._recorded_rows: Tensor | None = None  # of adapters' new tokens: graphs read them where they lie
         self._is_plain = forward is None
         self._native: NativeDecoder | None = None
@@ -63,29 +70,48 @@ class Runner:
         """Adapter name -> tokens that it adds to the vocabulary."""
         return self._adapters.num_new_tokens
 
+    def sample(self, max_sequences: int) -> DrawnTokens:
+        """Sample in steps from now on, where `run` is asked to: the next step reads the tokens on the
+        device."""
+        self._drawn = DrawnTokens(max_sequences, self.cache.device)
+        return self._drawn
+
     @torch.inference_mode()
-    def run(self, batch: StepBatch, settings: Float64[Tensor, "r 5"] | None = None) -> StepOutput:
+    def run(
+        self, batch: StepBatch, settings: Float64[Tensor, "r 5"] | None = None, *, samples: bool = False
+    ) -> StepOutput:
         """Compute one step; the keys and values of its tokens are in the cache afterwards.
 
-        Args:
-            settings: as in `StepRunner.run`; steps that are CUDA graphs sample.
+        Arguments as in `StepRunner.run`. CUDA graphs always sample; steps with tokens that adapters added
+        never do, because their rows of the embedding are looked up on the host.
         """
         if self._graphs is not None and self._graphs.takes(batch, settings):
             return self._graphs.run(batch, settings)
-        batch = self._adapters.placed(batch)
+        places = None
+        if self._drawn is not None:
+            batch, places = self._drawn.resolved(batch)
+        hidden, logits = self._computed(self._adapters.placed(batch), places)
+        logits = self._adapters.adapted_logits(logits, hidden, batch)
+        if self._drawn is None or not samples or self._adapters.have_new_tokens(batch):
+            return StepOutput(hidden, logits)
+        return StepOutput(hidden, logits, drawn=self._drawn.keep(sample(logits, settings)))
+
+    def _computed(self, batch: StepBatch, places: np.ndarray | None) -> tuple[Tensor, Tensor]:
+        """Return hidden states and logits; `places` as in `DrawnTokens.ids`, None: all ids are known."""
         whole = self._native_now()
         if whole is not None and whole.takes(batch):
-            hidden, logits = whole.run(batch)
-            return StepOutput(hidden, self._adapters.adapted_logits(logits, hidden, batch))
+            return whole.run(batch)
         arrays = batch.slots, batch.query_starts, batch.lengths, batch.block_tables
+        more = () if places is None else (places,)
         ids, positions, rows, *paged = uploaded(
-            (batch.token_ids, batch.positions, batch.logit_rows, *arrays), self.cache.device
+            (batch.token_ids, batch.positions, batch.logit_rows, *arrays, *more), self.cache.device
         )
+        if places is not None and self._drawn is not None:
+            ids = self._drawn.ids(ids, paged.pop())
         step = PagedStep.from_uploaded(paged, query_starts=batch.query_starts, lengths=batch.lengths)
         self._adapters.begin(batch)
         hidden = self.forward(ids[None], positions[None], self.cache.bound(step))[0]
-        logits = self._project(hidden[rows])
-        return StepOutput(hidden, self._adapters.adapted_logits(logits, hidden, batch))
+        return hidden, self._project(hidden[rows])
 
     def add_adapter(self, name: str, folder: Path) -> None:
         """Load an adapter; raises as `Adapters.add` and `Adapters.measure` do, and then it is not added."""
@@ -138,16 +164,20 @@ class Runner:
         Arguments as in `DecodeGraphs`; `record` None: CUDA's.
         """
         self._graphs = None  # its memory is free before others are recorded
+        drawn = self._drawn
+        if drawn is None or drawn.most < max_sequences:
+            drawn = self.sample(max_sequences)
         self._recorded_rows = self._adapters.new_rows
         graphs = DecodeGraphs(
             self.forward,
             self.model.logits,
             self.cache,
+            drawn,
             sizes=sizes_up_to(max_sequences),
             max_blocks=max_blocks,
             record=record or cuda_recorder(self.cache.device),
         )
-        graphs.record_all()
+        self.recorded = graphs.record_all()
         self._graphs = graphs
         return graphs.sizes
 

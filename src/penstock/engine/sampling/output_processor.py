@@ -7,6 +7,7 @@ positions: chunk length times vocabulary. A "score" task needs those of its cont
 import logging
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -41,11 +42,15 @@ class OutputProcessor:
         self._scores = ContinuationScores()
 
     def prepare(self, plan: StepPlan) -> Draws:
-        """Return what the tokens of a plan will be sampled by; valid before commit."""
-        return self._sampler.prepare(rows_of(plan))
+        """Return what the tokens of a plan will be sampled by."""
+        draws = self._sampler.prepare(rows_of(plan))
+        if any(share.embeds or share.sequence.is_scored for share in plan.shares):
+            return replace(draws, is_plain=False)
+        return draws
 
     def draw(self, plan: StepPlan, output: StepOutput, draws: Draws) -> list[SampledTokens]:
-        """Return the sampled tokens of each share of a plan, in order."""
+        """Return the sampled tokens of each share of a plan, in order; before its counts change, unless the
+        draws are plain."""
         self._scores.take(plan, output.logits)
         logits = self._prompts.take(plan, output.logits)
         drawn = output.drawn if logits is output.logits else None  # of all rows, those of prompts too

@@ -75,6 +75,9 @@ class Draws:
     """Rows whose logits are changed before they are sampled."""
     settings: Float64[Tensor, "rows 5"] | None = None
     """From `filters.settings_tensor`, greedy for `moved` rows; None: all rows are greedy."""
+    is_plain: bool = False
+    """True if the step gives its sampled tokens alone, and the host changes none of them: a device that
+    samples can keep them, and the host can read them later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +131,9 @@ class Sampler:
     def prepare(self, rows: Sequence[Row]) -> Draws:
         """Return what `draw` will sample rows by."""
         moved = frozenset(i for i, row in enumerate(rows) if self._of(row.answer).moves or _may_not_end(row))
-        return Draws(rows=rows, moved=moved, settings=self._settings(rows, likeliest=moved))
+        has_logprobs = any(row.answer.request.sampling.num_logprobs is not None for row in rows)
+        settings = self._settings(rows, likeliest=moved)
+        return Draws(rows=rows, moved=moved, settings=settings, is_plain=not (moved or has_logprobs))
 
     def draw(
         self,

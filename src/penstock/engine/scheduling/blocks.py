@@ -98,6 +98,11 @@ class BlockPool:
                 self._forget(block)
                 self._empty.append(block)
 
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Drop blocks in use from the prefix cache, because their contents are in doubt."""
+        for block in blocks:
+            self._forget(block)
+
     def forget_idle(self) -> None:
         """Drop all idle blocks from the prefix cache."""
         while self._idle:

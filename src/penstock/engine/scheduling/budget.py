@@ -90,6 +90,7 @@ def _share(sequence: Sequence, num_tokens: int) -> ScheduledTokens:
         sequence=sequence,
         start=sequence.num_computed,
         num_tokens=num_tokens,
+        reaches_end=sequence.num_computed + num_tokens >= len(sequence.tokens),
         drafts=sequence.drafts[:num_drafts],
     )
 

@@ -13,9 +13,22 @@ OSDI 2024). A step is filled in this order:
 
 `Scheduler` decides which sequences run; `Running` allocates and releases their blocks.
 
+A step is recorded in two parts: `advance` counts its positions, `fill` writes the sampled tokens. `schedule`
+needs counts only, so the next step can be scheduled and launched while one step is in flight: advanced and
+not filled.
+
+    schedule n+1, launch n+1, read n, fill n, advance n+1, schedule n+2, ...
+
+A sequence whose last token is in flight finishes in `advance`, by its count. Where `fill` shows that a token
+ended an answer, the next step has a surplus position of that sequence. It writes into a block that the
+sequence had, it is never advanced, so no block is hashed with it, and later users of the block write after
+it.
+
 Liveness: the running sequence that is first by (priority, id) always has a share, because it is preempted
-last and no request is accepted that would not fit alone. So it finishes, and the next one is first. The
-first waiting sequence is admitted before any other, at the latest when all running ones have finished.
+last and no request is accepted that would not fit alone. Each share of it advances it, so it finishes, and
+the next one is first. The first waiting sequence is admitted before any other, at the latest when all running
+ones have finished. A step in flight changes none of this: it holds no blocks of its own, and a sequence that it
+ends has at most one share more.
 
 Blocks for all known tokens are allocated on admission, so a prompt never stops half-way for lack of blocks;
 later a sequence allocates one whenever its last block is full.
@@ -68,6 +81,8 @@ class SchedulerCounters:
 class Scheduler:
     """Continuous batching: call `schedule`, compute, sample, `commit`; add, cancel and finish in between.
 
+    Where tokens are read late, call `advance` in place of `commit`, and `fill` after the next `schedule`.
+
     Args:
         size: computes the size of a step; None: always `tokens_per_step`.
     """
@@ -100,6 +115,11 @@ class Scheduler:
     def alive(self) -> Iterable[Sequence]:
         """Unfinished sequences, waiting ones included."""
         return self._alive.values()
+
+    @property
+    def num_waiting(self) -> int:
+        """Unfinished sequences that do not run. Thread-safe."""
+        return len(self._alive) - len(self.running)
 
     def check_fits(self, request: Request) -> None:
         """Raise for a request that would not fit into an empty cache. Thread-safe.
@@ -144,14 +164,20 @@ class Scheduler:
         if self._siblings.remove(sequence):
             return
         if sequence.blocks:
+            if finish == "error":
+                self.pool.forget(sequence.blocks[sequence.num_released :])
             self._running.leave(sequence)
         else:
             self.waiting.remove(sequence)
         if (heir := self._siblings.successor_of(sequence)) is not None:
             self.waiting.put(heir)
 
+    def expires(self, now_s: float) -> bool:
+        """Return True if `schedule` would look at deadlines."""
+        return bool(self._deadlines) and self._deadlines[0][0] <= now_s
+
     def schedule(self, now_s: float) -> StepPlan:
-        """Return the plan of the next step, with blocks allocated. Call `commit` before the next
+        """Return the plan of the next step, with blocks allocated. Call `commit` or `advance` before the next
         `schedule`."""
         expired = self._expire(now_s)
         decoding = [s for s in self.running if len(s.tokens) - s.num_computed == 1]
@@ -169,20 +195,33 @@ class Scheduler:
     def commit(
         self, plan: StepPlan, sampled: Iterable[Iterable[int]], *, seconds: float | None = None
     ) -> None:
-        """Record a computed step.
+        """Record a computed step whose tokens are known; arguments as in `fill`."""
+        self.advance(plan)
+        self.fill(plan, sampled, seconds=seconds)
+
+    def advance(self, plan: StepPlan) -> None:
+        """Count the positions of a step; those of sequences that finished since it was scheduled are dropped.
+
+        Drafts count as rejected until `fill`.
+        """
+        row = 0
+        for share in plan.shares:
+            if share.sequence.finish is None:
+                self._advance(share, row)
+            row += share.num_rows
+
+    def fill(self, plan: StepPlan, sampled: Iterable[Iterable[int]], *, seconds: float | None = None) -> None:
+        """Write the tokens of an advanced step; those of sequences that were not advanced are dropped.
 
         Args:
-            sampled: per share that samples, in order: the accepted drafts and one more token. Tokens of a
-                sequence that has finished in the meantime are dropped.
+            sampled: per share that samples, in order: the accepted drafts and one more token.
             seconds: time of the step; None: not representative.
         """
         if self._size is not None and seconds is not None:
             self._size.record_step(seconds, num_tokens=plan.num_tokens, with_prompts=plan.has_prompts)
-        tokens = iter(sampled)
-        for share in plan.shares:
-            new = list(next(tokens)) if share.samples else []
-            if share.sequence.finish is None:
-                self._advance(share, new)
+        for share, tokens in zip((s for s in plan.shares if s.samples), sampled, strict=True):
+            if share.sequence.tokens[-1] < 0 and (new := list(tokens)):
+                self._fill_in(share, new)
 
     def check(self) -> None:
         """Assert the scheduler's invariants; for tests, in time linear in the number of blocks."""
@@ -190,25 +229,41 @@ class Scheduler:
         assert len(self.running) <= self._running.most, len(self.running)
         assert len(self.running) + len(self.waiting) + len(self._siblings) == len(self._alive)
 
-    def _advance(self, share: ScheduledTokens, new: list[int]) -> None:
+    def _advance(self, share: ScheduledTokens, row: int) -> None:
         sequence = share.sequence
-        assert bool(new) == share.samples, (share, new)
-        assert len(new) <= 1 + len(share.drafts), (share, new)
         # keys and values of rejected drafts are overwritten when their positions are computed again
-        known = share.num_tokens - len(share.drafts)
-        sequence.num_computed = share.start + known + max(0, len(new) - 1)
-        sequence.tokens += new
+        sequence.num_computed = share.start + share.num_tokens - len(share.drafts)
         sequence.drafts = ()
-        if new:
-            self.waiting.charge(sequence, SAMPLED_WEIGHT * len(new))
-        name_blocks(self.pool, sequence, block_size=self.limits.block_size, since=share.start)
-        if self.limits.window is not None:
-            self._running.release_before(sequence, sequence.num_computed + 1 - self.limits.window)
+        if share.samples:
+            sequence.tokens.append(~row)
+            self.waiting.charge(sequence, SAMPLED_WEIGHT)
+        self._computed(sequence, since=share.start)
         if sequence.num_computed >= sequence.num_prompt:
             for sibling in self._siblings.computed(sequence):
                 self.waiting.put(sibling)
             if sequence.request.task != "generate":
                 self.finish(sequence, "stop")
+        self._finish_full(sequence)
+
+    def _fill_in(self, share: ScheduledTokens, new: list[int]) -> None:
+        sequence = share.sequence
+        assert len(new) <= 1 + len(share.drafts), (share, new)
+        sequence.tokens[-1:] = new
+        if len(new) > 1 and sequence.finish is None:
+            sequence.num_computed += len(new) - 1
+            self.waiting.charge(sequence, SAMPLED_WEIGHT * (len(new) - 1))
+            self._computed(sequence, since=share.start)
+            self._finish_full(sequence)
+
+    def _computed(self, sequence: Sequence, *, since: int) -> None:
+        """Hash the blocks that became full, and release those that no later token sees."""
+        name_blocks(self.pool, sequence, block_size=self.limits.block_size, since=since)
+        if self.limits.window is not None:
+            self._running.release_before(sequence, sequence.num_computed + 1 - self.limits.window)
+
+    def _finish_full(self, sequence: Sequence) -> None:
+        if sequence.request.task == "generate" and sequence.num_sampled >= sequence.request.max_tokens:
+            self.finish(sequence, "length")
 
     def _expire(self, now_s: float) -> tuple[Sequence, ...]:
         expired = []

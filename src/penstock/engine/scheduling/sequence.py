@@ -9,7 +9,7 @@ from penstock.engine.request import Finish, Request
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
-    """State of one sequence, changed by the scheduler only; `tokens` is the prompt and the answer so far."""
+    """State of one sequence, changed by the scheduler only."""
 
     id: int
     """Ascending in order of arrival."""
@@ -18,6 +18,8 @@ class Sequence:
     """Index of the answer within its request, from 0."""
     request: Request
     tokens: list[int]
+    """The prompt and the answer so far. The last one is negative while the host has not read it: ~r is the
+    token that the step in flight samples in its row r."""
     num_computed: int = 0
     """Tokens whose keys and values are in `blocks`; always less than `len(tokens)` while running."""
     blocks: MutableSequence[int] = field(default_factory=lambda: array("i"))
@@ -70,27 +72,25 @@ class ScheduledTokens:
     """First computed position; earlier ones are in the sequence's blocks."""
     num_tokens: int
     """Computed positions, drafts included; blocks are allocated for all of them."""
+    reaches_end: bool
+    """True if the share has the last token of the sequence."""
     drafts: tuple[int, ...] = ()
     """Draft tokens at the end of the share: positions len(tokens) and on."""
 
     @property
     def samples(self) -> bool:
-        """True if the next token is sampled: the share reaches the last known token. Valid before commit."""
-        return self._reaches_end and self.sequence.request.task == "generate"
+        """True if the next token is sampled."""
+        return self.reaches_end and self.sequence.request.task == "generate"
 
     @property
     def embeds(self) -> bool:
         """True if the share reaches the end of a text to embed."""
-        return self._reaches_end and self.sequence.request.task == "embed"
+        return self.reaches_end and self.sequence.request.task == "embed"
 
     @property
     def ends_scoring(self) -> bool:
         """True if the share reaches the end of a text to score."""
-        return self._reaches_end and self.sequence.request.task == "score"
-
-    @property
-    def _reaches_end(self) -> bool:
-        return self.start + self.num_tokens >= len(self.sequence.tokens)
+        return self.reaches_end and self.sequence.request.task == "score"
 
     @property
     def num_rows(self) -> int:
@@ -99,7 +99,7 @@ class ScheduledTokens:
 
     @property
     def scored(self) -> range:
-        """Positions whose logits are needed to score the prompt."""
+        """Positions whose logits are needed to score the prompt. Valid before `Scheduler.advance`."""
         sequence = self.sequence
         if not sequence.is_scored:
             return range(0)
@@ -123,5 +123,5 @@ class StepPlan:
 
     @property
     def has_prompts(self) -> bool:
-        """True if the step has a prefill chunk. Valid before commit."""
+        """True if the step has a prefill chunk."""
         return any(share.num_tokens > 1 + len(share.drafts) for share in self.shares)

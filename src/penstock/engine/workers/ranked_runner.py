@@ -40,6 +40,7 @@ class RankedRunner:
         self._part = part
         self._runner = runner
         self._others = others
+        self.recorded = None  # steps of several ranks are no graphs
 
     @classmethod
     def join(cls, part: ModelShard, others: RankProcesses, *, num_blocks: int, block_size: int) -> Self:
@@ -56,7 +57,13 @@ class RankedRunner:
         others.watch()
         return cls(part, runner, others)
 
-    def run(self, batch: StepBatch, settings: Tensor | None = None) -> StepOutput:  # noqa: ARG002
+    def run(
+        self,
+        batch: StepBatch,
+        settings: Tensor | None = None,  # noqa: ARG002
+        *,
+        samples: bool = False,  # noqa: ARG002
+    ) -> StepOutput:
         """Compute one step; it samples nothing.
 
         Raises:

@@ -18,7 +18,13 @@ def share_of(tokens, start, num_tokens, *, blocks, drafts=(), num_prompt=None, *
         num_computed=start,
         blocks=blocks,
     )
-    return ScheduledTokens(sequence=sequence, start=start, num_tokens=num_tokens, drafts=drafts)
+    return ScheduledTokens(
+        sequence=sequence,
+        start=start,
+        num_tokens=num_tokens,
+        reaches_end=start + num_tokens >= len(tokens),
+        drafts=drafts,
+    )
 
 
 DECODE = share_of([10, 11, 12, 13, 14], 4, 1, blocks=[7, 2], num_prompt=2)

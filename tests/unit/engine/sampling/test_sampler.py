@@ -84,7 +84,7 @@ def test_a_sampler_that_knew_an_answer_and_one_that_did_not_draw_alike():
 def test_rows_of_drafts_draw_what_they_would_if_the_drafts_stood():
     kind = {**ALL, "presence_penalty": 2.0, "frequency_penalty": 1.0}
     answer, drafts = answer_of([4], **kind), (7, 8, 7)
-    share = ScheduledTokens(sequence=answer, start=3, num_tokens=4, drafts=drafts)
+    share = ScheduledTokens(sequence=answer, start=3, num_tokens=4, reaches_end=True, drafts=drafts)
     rows = rows_of(StepPlan(shares=(share,)))
     assert [row.drafts for row in rows] == [(), (7,), (7, 8), (7, 8, 7)]
     sampler = Sampler()
@@ -97,8 +97,8 @@ def test_rows_of_drafts_draw_what_they_would_if_the_drafts_stood():
 
 
 def test_shares_that_do_not_reach_the_end_have_no_rows():
-    long = ScheduledTokens(sequence=answer_of(), start=0, num_tokens=2)
-    ends = ScheduledTokens(sequence=answer_of(), start=2, num_tokens=1)
+    long = ScheduledTokens(sequence=answer_of(), start=0, num_tokens=2, reaches_end=False)
+    ends = ScheduledTokens(sequence=answer_of(), start=2, num_tokens=1, reaches_end=True)
     assert [row.position for row in rows_of(StepPlan(shares=(long, ends)))] == [3]
 
 

@@ -320,3 +320,33 @@ def test_drafts_drive_nobody_out():
     # both need a second block, and there are two: guesses get what is left of the first one's own
     assert engine.step() == {first: 4, second: 1}
     assert engine.scheduler.counts.num_preempted == 0
+
+
+def test_a_step_is_scheduled_while_the_tokens_of_the_last_one_are_not_known():
+    engine = Engine()
+    one, two = engine.add(4, 2), engine.add(4, 9, token=2)
+    first = engine.scheduler.schedule(0.0)
+    engine.scheduler.advance(first)
+    assert [sequence.tokens[-1] for sequence in (one, two)] == [~0, ~1]
+    second = engine.scheduler.schedule(0.0)
+    assert [(share.sequence, share.start, share.samples) for share in second.shares] == [
+        (one, 4, True),
+        (two, 4, True),
+    ]
+    engine.scheduler.fill(first, [[7], [8]])
+    engine.scheduler.advance(second)
+    assert one.finish == "length"  # by its count
+    assert [share.sequence for share in engine.scheduler.schedule(0.0).shares] == [two]
+    engine.scheduler.fill(second, [[5], [6]])
+    assert (one.tokens[4:], two.tokens[4:]) == ([7, 5], [8, 6])
+
+
+def test_blocks_of_an_answer_that_failed_are_not_found_again():
+    engine = Engine()
+    failing = engine.add(20, 3)
+    engine.step()
+    engine.step()
+    engine.scheduler.finish(failing, "error")
+    again = engine.add(20, 1)
+    engine.run()
+    assert again.num_cached == 0

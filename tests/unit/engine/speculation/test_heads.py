@@ -15,7 +15,9 @@ def share(number, *, start, num_tokens, drafts=()):
     tokens = list(range(start + num_tokens - len(drafts)))
     request = Request(prompt=tuple(tokens), max_tokens=9)
     sequence = Sequence(id=number, request_id=number, answer=0, request=request, tokens=tokens)
-    return ScheduledTokens(sequence=sequence, start=start, num_tokens=num_tokens, drafts=drafts)
+    return ScheduledTokens(
+        sequence=sequence, start=start, num_tokens=num_tokens, reaches_end=True, drafts=drafts
+    )
 
 
 def done(shares, sampled):

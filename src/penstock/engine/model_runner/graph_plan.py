@@ -1,0 +1,125 @@
+"""What the CUDA graphs of decode steps take, reckoned before a model is loaded: seconds and bytes; no torch.
+
+The bytes are reckoned from shapes, but for cuBLAS's workspace. What the driver keeps of each graph is not in
+them. The seconds are those of one measurement, an H200's with 32 blocks uncompiled, for each block and graph.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock.core.units import mib
+from penstock.models.llama.config import LlamaConfig
+
+_BLOCK_S = 3.4e-3
+"""Seconds to record a block in one graph: 1.98 s for 18 graphs of 32 blocks (serve 8b bfloat16, graphs:
+opened; benchmarks/results/gpu-2026-11-28.json)."""
+WORKSPACE_BYTES = 2**25
+"""Of cuBLAS, which torch allocates for the stream that records: 32 MiB on an H100."""
+_ROW_BYTES = 3 * 8 + 2 * 8 + 5 * 8 + 4
+"""Of a sequence in the upload: ids and places, positions and slots, settings, length."""
+_SPLIT, _MOST_PARTS = 256, 64  # of attention to single tokens: nn/kernels/paged_triton.py
+_BINS = 2048  # of a radix select: sampling/draw_triton.py
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """Return the powers of two below `most`, and it.
+
+    >>> sizes_up_to(48)
+    [1, 2, 4, 8, 16, 32, 48]
+    """
+    return [*(1 << n for n in range((most - 1).bit_length())), most]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphPlan:
+    """Graphs for each of some numbers of sequences: one that is greedy, and one that samples."""
+
+    sizes: tuple[int, ...]
+    """Numbers of sequences."""
+    seconds: float
+    """Time to record all of them."""
+    step_bytes: int
+    """Activations of the largest step: the memory pool that all graphs share."""
+    fixed_bytes: int
+    """Inputs, results, and cuBLAS's workspace."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all graphs."""
+        return self.step_bytes + self.fixed_bytes
+
+    def as_lines(self) -> Iterator[str]:
+        """Yield lines for people."""
+        sizes = ", ".join(map(str, self.sizes))
+        yield f"CUDA graphs: 2 each for {sizes} sequences, greedy and sampled"
+        yield f"  {mib(self.num_bytes)}: {mib(self.step_bytes)} activations of the largest step, " + (
+            f"{mib(self.fixed_bytes)} inputs, results and workspace (reckoned)"
+        )
+        yield f"  {self.seconds:.1f} s to record them at the start (reckoned; compiling comes before)"
+
+    def as_json(self) -> dict[str, object]:
+        """Return JSON values, with units in their names."""
+        return {
+            "sizes": list(self.sizes),
+            "num_graphs": 2 * len(self.sizes),
+            "seconds": round(self.seconds, 2),
+            "step_bytes": self.step_bytes,
+            "fixed_bytes": self.fixed_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedGraphs:
+    """What recording the graphs of an engine took."""
+
+    sizes: tuple[int, ...]
+    """Numbers of sequences that have graphs."""
+    seconds: float
+    num_bytes: int
+    """Memory of the device, the driver's records included."""
+
+
+def plan_graphs(
+    model: LlamaConfig, *, max_sequences: int, context: int, block_size: int, number_bytes: int = 2
+) -> GraphPlan:
+    """Return what the graphs of a model take.
+
+    Args:
+        context: of the engine, in tokens.
+        number_bytes: of an activation.
+
+    >>> small = LlamaConfig(vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+    ...                     num_attention_heads=4, num_key_value_heads=2)
+    >>> plan = plan_graphs(small, max_sequences=4, context=1024, block_size=16)
+    >>> plan.sizes, round(plan.seconds, 3)
+    ((1, 2, 4), 0.041)
+    """
+    sizes = tuple(sizes_up_to(max_sequences))
+    return GraphPlan(
+        sizes=sizes,
+        seconds=2 * len(sizes) * model.num_hidden_layers * _BLOCK_S,
+        step_bytes=_step_bytes(model, max_sequences, context=context, number_bytes=number_bytes),
+        fixed_bytes=fixed_bytes(
+            model,
+            max_sequences=max_sequences,
+            max_blocks=-(-context // block_size),
+            number_bytes=number_bytes,
+        ),
+    )
+
+
+def fixed_bytes(model: LlamaConfig, *, max_sequences: int, max_blocks: int, number_bytes: int) -> int:
+    """Return the bytes of what graphs have beside the activations of a step."""
+    inputs = max_sequences * (_ROW_BYTES + 2 * 4 * max_blocks)  # block tables as uploaded, and in rows
+    results = max_sequences * (model.vocab_size + model.hidden_size) * number_bytes
+    return inputs + results + WORKSPACE_BYTES
+
+
+def _step_bytes(model: LlamaConfig, sequences: int, *, context: int, number_bytes: int) -> int:
+    heads = model.num_attention_heads * model.size_of_head
+    kv_heads = model.key_value_heads * model.size_of_head
+    # residual stream, its norm and a sum; queries, keys, values and their attention; gate, up and product
+    numbers = 3 * model.hidden_size + 3 * heads + 2 * kv_heads + 3 * model.intermediate_size
+    parts = min(_MOST_PARTS, -(-context // _SPLIT))
+    attended = parts * (heads + model.num_attention_heads) * 4
+    return sequences * ((numbers + model.vocab_size) * number_bytes + attended + 8 * _BINS)
