@@ -9,6 +9,7 @@ _ROWS = {
     "launches": "launches",
     "optimizer_launches": "of them in the optimizer",
     "waits": "waits of the host",
+    "early_waits": "of them before the next graph is launched",
     "uploads": "uploads",
     "upload_bytes": "bytes uploaded",
     "copies": "copies on the device",
@@ -18,6 +19,7 @@ _ROWS = {
     "graph_launches": "launches of graphs",
     "launches_in_graphs": "launches within graphs",
     "graphs_recorded": "graphs recorded in 20 steps",
+    "kernels_compiled": "kernels compiled in 20 steps",
 }
 
 
@@ -44,7 +46,7 @@ def page(result: Mapping[str, Any], judged: Sequence[Judged], missing: Sequence[
         lines.append(f"| {one.of} | {one.count} | {one.value:,.10g} | {one.limit:,.10g} | {now} | {about} |")
     lines += ["", *(f"- **not counted**: {what}" for what in missing), *([""] if missing else [])]
     lines += _side_by_side("A training step of Llama 3.2 1B, compiled, 8,192 tokens", "train ", counts)
-    lines += _side_by_side("A step of decoding, 8B with 2 layers, CUDA graphs", "serve ", counts)
+    lines += _side_by_side("A step of decoding, 8B with 2 layers", "serve ", counts)
     lines += _tables("Launches of a step, the most frequent", "kernels", counts)
     lines += _tables("Waits of a step, and where", "waits_at", counts)
     return "\n".join(lines)

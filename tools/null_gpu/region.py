@@ -1,8 +1,9 @@
 """Counts of a region of a program that runs under the null GPU.
 
     with Region() as seen:
+        seen.begin_step()
         step()
-    seen.launches, seen.kernels, seen.waits
+    seen.totals, seen.kernels, seen.waits, seen.early_waits
 
 Only in a process that preloads the null GPU (`environment.variables`).
 """
@@ -33,6 +34,8 @@ class Region:
         kernels: name of a kernel -> launches outside graphs.
         captured: name of a kernel -> launches recorded into graphs.
         waits: `call at file:line` -> how often the host waited there.
+        early_waits: waits between `begin_step` and the next launch of a graph: while the device has no next
+            step.
     """
 
     totals: dict[str, int]
@@ -41,6 +44,8 @@ class Region:
 
     def __init__(self) -> None:
         self.waits: Counter[str] = Counter()
+        self.early_waits = 0
+        self._graphs_before = -1
         self._library = ctypes.CDLL(None)
         self._hook = _ON_WAIT(self._note)  # kept as long as it may be called
 
@@ -64,15 +69,20 @@ class Region:
             self.kernels[name] += launched
             self.captured[name] += captured
 
+    def begin_step(self) -> None:
+        """Count waits before the next launch of a graph from now on."""
+        self._graphs_before = self.so_far("graph_launches")
+
     @staticmethod
-    def launches_so_far() -> int:
-        """Return the launches since the region began."""
+    def so_far(name: str) -> int:
+        """Return a count of NAMES since the region began."""
         found = (ctypes.c_long * len(NAMES))()
         ctypes.CDLL(None).null_gpu_totals(found)
-        return found[NAMES.index("launches")]
+        return found[NAMES.index(name)]
 
     def _note(self, call: bytes) -> None:
         self.waits[f"{call.decode()} at {_place(sys._getframe(1))}"] += 1
+        self.early_waits += self.so_far("graph_launches") == self._graphs_before
 
 
 def _place(frame: FrameType | None) -> str:

@@ -137,10 +137,10 @@ def _watched(trainer: Ours | PlainLoop) -> Counter[str]:
     launches, before = Counter[str](), [0]
 
     def begin(*_: object) -> None:
-        before[0] = Region.launches_so_far()
+        before[0] = Region.so_far("launches")
 
     def end(*_: object) -> None:
-        launches["step"] += Region.launches_so_far() - before[0]
+        launches["step"] += Region.so_far("launches") - before[0]
 
     optimizer.register_step_pre_hook(begin)
     optimizer.register_step_post_hook(end)
