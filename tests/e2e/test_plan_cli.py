@@ -112,6 +112,8 @@ def test_generation_is_planned_for_what_fits(capsys):
     assert 0.012 < alone["token_s"] < 0.018
     _, out, _ = said(capsys, *words)
     assert "ms/token" in out
+    assert "CUDA graphs: 2 each for 1, 2, 4, 8, 16, 32, 64, 128, 256 sequences" in out
+    assert all(way["graphs"] is None for way in found), "several ranks have none"
     code, _, err = said(capsys, "--model", "llama2-70b", "--cluster", "two-cpus", "--inference")
     assert code == 2
 

@@ -1,6 +1,7 @@
 """`penstock serve` as a user types it: what it prints, lists and counts, and its smaller routes."""
 
 import base64
+import json
 import re
 import struct
 from itertools import pairwise
@@ -9,6 +10,7 @@ import openai
 import pytest
 from openai.types import CreateEmbeddingResponse, Model
 
+from tests.in_process import run_cli
 from tests.serving import CONTEXT, strict
 
 
@@ -136,3 +138,15 @@ def test_inter_token_times_do_not_go_back(http):
     text = http.get("/metrics").text
     buckets = [float(n) for n in re.findall(r"inter_token_seconds_bucket\{le=\"[^\"]+\"\} ([\d.]+)", text)]
     assert all(a <= b for a, b in pairwise(buckets))
+
+
+def test_a_dry_run_tells_what_the_engine_would_be(tiny_folder):
+    dry = ("--dry-run", "--device", "cpu")
+    done = run_cli("serve", tiny_folder, *dry, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["model"], told["device"], told["graphs"]) == (tiny_folder.name, "cpu", None)
+    assert told["context"] == CONTEXT
+    assert "graphs          none" in run_cli("serve", tiny_folder, *dry).stdout
+    refused = run_cli("serve", "nowhere", *dry)
+    assert (refused.returncode, "nowhere is not a folder" in refused.stderr) == (2, True)

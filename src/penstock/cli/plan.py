@@ -26,6 +26,8 @@ from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import check_folder_of, write_atomic
 from penstock.core.toml import toml_text
 from penstock.core.units import parse_count, si
+from penstock.engine.config import EngineConfig
+from penstock.engine.model_runner.graph_plan import plan_graphs
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.presets import PRESETS
 from penstock.plan import decode
@@ -137,13 +139,22 @@ def _config_of(raw: Raw) -> TrainConfig:
 def _generation(model: LlamaConfig, cluster: Cluster, *, tokens: int, as_json: bool) -> int:
     """Print the predicted speed of generation with `tokens` tokens of context."""
     found = decode.serving_options(model, cluster, context_tokens=tokens)
+    defaults = EngineConfig()
+    graphs = plan_graphs(
+        model, max_sequences=defaults.max_sequences, context=tokens, block_size=defaults.block_size
+    )
     if as_json:
-        print(json.dumps(decode.as_json(found, cluster.device), indent=1))
+        options = decode.as_json(found, cluster.device)
+        for option in options:  # of one rank only
+            option["graphs"] = graphs.as_json() if option["tensor"] == 1 else None
+        print(json.dumps(options, indent=1))
         return 0
     size, device = si(model.num_parameters), cluster.device.name
     print(f"{size} parameters in bfloat16, {tokens:,} tokens of context, {device}")
     print("\n".join(decode.as_lines(found)))
     print(f"Within {found[0].prediction.band:.0%}. {decode.basis(found, cluster.device)}")
+    print("\n".join(graphs.as_lines()))
+    print("  on NVIDIA GPUs, with tensor degree 1")
     return 0
 
 

@@ -18,9 +18,10 @@ import math
 import os
 import socket
 import sys
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from penstock.cli.options import MODEL_FIELDS, add_fields, add_ignore_key, fields_of
@@ -28,6 +29,7 @@ from penstock.core import clock, env
 from penstock.core.errors import UsageError
 from penstock.core.listen import is_loopback, open_socket
 from penstock.core.log import set_up
+from penstock.core.units import mib
 from penstock.engine.config import EngineConfig
 from penstock.serve.limits import ServerLimits
 
@@ -45,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=Path, metavar="PATH", help="run, checkpoint or Hugging Face folder")
     parser.add_argument("--name", metavar="TEXT", help="name of the model in requests; default: PATH's name")
     parser.add_argument("--json", action="store_true", help="print one JSON line when ready; no other output")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check the options and print what the engine would be; load no weights, serve nothing",
+    )
     parser.add_argument("--verbose", action="store_true", help="log each request (never its text)")
     add_options(parser)
 
@@ -58,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     rules, config, limits = rules_of(arguments), engine_config_of(arguments), limits_of(arguments)
     set_up(verbose=arguments.verbose)
+    if arguments.dry_run:
+        return _dry_run(arguments, config)
     env.raise_descriptor_limit()
     from penstock.engine.llm import LLM  # torch, which a help text does without
     from penstock.engine.model_runner.open import open_config
@@ -81,10 +90,25 @@ def run(arguments: argparse.Namespace) -> int:
         return _serve(service, rules, started, arguments=arguments, sock=sock)
 
 
+def _dry_run(arguments: argparse.Namespace, config: EngineConfig) -> int:
+    """Print what the engine would be."""
+    from penstock.engine.model_runner.open import open_config  # torch, which a help text does without
+    from penstock.engine.workers.dry_run import planned_engine
+
+    model = open_config(arguments.path, ignored_keys=config.ignored_keys)
+    planned = planned_engine(model, config)
+    if arguments.json:
+        print(json.dumps({"model": name_of(arguments), **planned.as_json()}))
+    else:
+        print(f"{'model':<16}{name_of(arguments)}")
+        print("\n".join(planned.as_lines()))
+    return 0
+
+
 def _serve(
     service: "AppState",
     rules: "AccessPolicy",
-    started: dict[str, object],
+    started: dict[str, Any],
     *,
     arguments: argparse.Namespace,
     sock: socket.socket,
@@ -110,9 +134,9 @@ def _serve(
 
 def _started(
     llm: "LLM", service: "AppState", config: "EngineConfig", *, host: str, port: int
-) -> dict[str, object]:
+) -> dict[str, Any]:  # Any: JSON
     """Return what was chosen and computed, for people and scripts."""
-    capacity, served = llm.capacity, service.served
+    capacity, served, recorded = llm.capacity, service.served, llm.thread.engine.runner.recorded
     return {
         "url": f"http://{f'[{host}]' if ':' in host else host}:{port}",
         "port": port,
@@ -130,13 +154,14 @@ def _started(
         "cache_tokens": capacity.num_blocks * capacity.block_size,
         "tokens_per_step": capacity.tokens_per_step,
         "max_sequences": capacity.max_sequences,
+        "graphs": None if recorded is None else asdict(recorded),
         "temperature": served.sampling.temperature,
         "top_p": served.sampling.top_p,
         "top_k": served.sampling.top_k,
     }
 
 
-def _say_started(started: dict[str, object], *, as_json: bool) -> None:
+def _say_started(started: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(started), flush=True)
         return
@@ -148,6 +173,9 @@ def _say_started(started: dict[str, object], *, as_json: bool) -> None:
     rounded = "" if started["cache"] == "auto" else f" of {started['cache']}"
     print(f"{'cache':<16}{started['cache_tokens']:,} tokens in {started['cache_blocks']:,} blocks{rounded}")
     print(f"{'step':<16}{started['tokens_per_step']:,} tokens, {started['max_sequences']:,} answers, at most")
+    if (graphs := started["graphs"]) is not None:
+        sizes, size = ", ".join(map(str, graphs["sizes"])), mib(graphs["num_bytes"])
+        print(f"{'graphs':<16}of {sizes} answers, {size}, recorded in {graphs['seconds']:.1f} s")
     drawn = ", ".join(
         f"{name} {started[name]}" for name in ("temperature", "top_p", "top_k") if started[name]
     )
@@ -279,7 +307,14 @@ def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
     add_fields(
         group,
         EngineConfig,
-        *("max_sequences", "tokens_per_step", "target_itl_ms", "cache_gib", "prefix_caching"),
+        *(
+            "max_sequences",
+            "tokens_per_step",
+            "target_itl_ms",
+            "cache_gib",
+            "prefix_caching",
+            "batch_invariant",
+        ),
     )
 
 

@@ -8,8 +8,9 @@ from penstock.devices import accelerator
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.model_runner.capacity import Capacity, defaults_of, num_blocks_for, step_tokens
-from penstock.engine.model_runner.compiled_steps import is_wanted, program_sizes, sizes_up_to
+from penstock.engine.model_runner.compiled_steps import is_wanted, program_sizes
 from penstock.engine.model_runner.decode_graphs import are_wanted
+from penstock.engine.model_runner.graph_plan import sizes_up_to
 from penstock.engine.model_runner.interface import StepRunner
 from penstock.engine.model_runner.kv_cache import bytes_per_block
 from penstock.engine.sampling.grammars_of_adapters import GrammarsOfAdapters
@@ -23,7 +24,7 @@ from penstock.engine.text_processor import TextProcessor
 from penstock.engine.workers.model_shard import ModelShard, open_part, part_of
 from penstock.engine.workers.processes import RankProcesses
 from penstock.engine.workers.ranked_runner import RankedRunner, start_others
-from penstock.engine.workers.warmup import activation_bytes, graph_bytes
+from penstock.engine.workers.warmup import activation_bytes, compile_draws, graph_bytes
 from penstock.models.llama.model import Llama
 from penstock.models.llama.tensor_slices import ALONE, TensorParallelRank
 
@@ -123,6 +124,9 @@ def _runner(
     if others is not None:
         return RankedRunner.join(part, others, **pages)
     runner = part.runner(**pages)
+    if accelerator.is_accelerator(part.device):  # a CPU has computed a step when it returns
+        runner.sample(capacity.max_sequences)
+        compile_draws(part)
     records = are_wanted(config.compile, device=part.device, ranks=config.tensor_parallel)
     if compiles and records:  # before the first request: graphs are of compiled programs
         runner.compile(sizes_up_to(capacity.max_sequences), has_any=True).compile_all()

@@ -66,6 +66,12 @@ class EngineConfig:
     prefix_caching: bool = True
     """Keep KV blocks of finished requests until their memory is needed, for prompts with a common prefix;
     False: free the blocks of a request when it ends."""
+    batch_invariant: bool = False
+    """One kernel for all sizes of a step, so that no bit of an answer depends on other requests; on GPUs
+    prompts and long answers take longer.
+
+    Products on GPUs are computed for 64 tokens at a time, and single tokens attended by the kernel of
+    prompts. On CPUs the C++ operators are so without it. Refused where it cannot be kept (docs/limits.md)."""
     drafts: str = "off"
     """Speculative decoding by draft tokens: off, ngram, or the folder of a speculator."""
     num_drafts: int = 4

@@ -7,7 +7,7 @@ knows which sequence holds which block.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ class PagedCache:
         num_blocks: blocks of the scheduler's pool.
         kv_heads: key-value heads of this rank.
         dtype: dtype of the model, or int8.
+        has_singles: False: shares of one token are attended by the kernel of longer ones.
     """
 
     def __init__(
@@ -40,7 +41,9 @@ class PagedCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        has_singles: bool = True,
     ) -> None:
+        self._has_singles = has_singles
         row = row_size(head_dim, dtype)
         shape = (num_layers, 2, num_blocks, kv_heads, block_size, row)
         self.pages = _zeros(shape, dtype=dtype, device=device)
@@ -56,6 +59,8 @@ class PagedCache:
 
     def bound(self, step: PagedStep) -> "BoundCache":
         """Return the cache of one step, as the network takes it."""
+        if not self._has_singles:
+            step = replace(step, num_singles=0)
         return BoundCache([LayerPages(keys, values, step) for keys, values in self._layers], step)
 
 

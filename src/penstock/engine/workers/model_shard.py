@@ -17,6 +17,7 @@ from penstock.core import env
 from penstock.core.errors import ConfigError
 from penstock.devices import accelerator
 from penstock.engine.config import EngineConfig
+from penstock.engine.model_runner.batch_invariance import check_batch_invariant, fix_rows
 from penstock.engine.model_runner.collectives import RankGroup
 from penstock.engine.model_runner.kv_cache import PagedCache, type_of_pages
 from penstock.engine.model_runner.lora import Adapters
@@ -47,6 +48,8 @@ class ModelShard:
     """Tensor-parallel group; None: one rank."""
     has_head: bool = True
     """False if the folder stores no output matrix: the model has hidden states, and no logits."""
+    batch_invariant: bool = False
+    """True: single tokens are attended as prompts are."""
 
     def runner(self, *, num_blocks: int, block_size: int) -> Runner:
         """Measure the adapters, allocate the KV cache, return the runner; the ranks have joined by then."""
@@ -60,6 +63,7 @@ class ModelShard:
             head_dim=config.size_of_head,
             dtype=self.pages_dtype,
             device=self.device,
+            has_singles=not self.batch_invariant,
         )
         return Runner(self.model, cache, self.adapters, group=self.group)
 
@@ -77,7 +81,7 @@ def open_part(
     Raises:
         UsageError, ModelError, CheckpointError: as in `open_model`, and for adapters.
     """
-    device = _device(config.device, place)
+    device = device_of(config.device, place)
     if place.ranks > 1 and device.type == "cpu":
         torch.set_num_threads(env.num_threads(place.ranks))
     whole = open_config(path, step=config.checkpoint, ignored_keys=config.ignored_keys)
@@ -114,6 +118,7 @@ def part_of(
         ModelError: an adapter does not fit this model.
         ConfigError: the device does not support the weights' format.
     """
+    check_batch_invariant(config, whole, device)
     has_head = model.config.tie_word_embeddings or model.unembed is not None
     floats, matrices = chosen(config.weights, model.norm.weight)
     convert(model, floats)
@@ -127,6 +132,8 @@ def part_of(
     for name, folder in config.adapters.items():
         adapters.add(name, Path(folder))
     prepare(model, matrices, config.activations)
+    if config.batch_invariant and device.type != "cpu":
+        fix_rows(model)
     if config.weights == "auto":
         log.info("weights=%s activations=%s chosen=auto", matrices, str(dtype).removeprefix("torch."))
     return ModelShard(
@@ -137,10 +144,12 @@ def part_of(
         pages_dtype=pages_dtype,
         group=group,
         has_head=has_head,
+        batch_invariant=config.batch_invariant,
     )
 
 
-def _device(asked: str | None, place: TensorParallelRank) -> torch.device:
+def device_of(asked: str | None, place: TensorParallelRank) -> torch.device:
+    """Return the device of a rank; raise ConfigError if the one that was asked for is not there."""
     try:
         device = torch.device(asked) if asked else accelerator.choose()
     except RuntimeError:

@@ -1,6 +1,7 @@
 """Trial steps on a GPU before the first request: peak activation memory, and kernel compilation."""
 
 import logging
+from itertools import product
 
 import numpy as np
 import torch
@@ -8,9 +9,11 @@ from torch import Tensor
 
 from penstock.devices import accelerator
 from penstock.engine.model_runner.batch import StepBatch
+from penstock.engine.model_runner.graph_plan import fixed_bytes
 from penstock.engine.sampling.filters import choose
 from penstock.engine.sampling_params import Sampling
 from penstock.engine.workers.model_shard import ModelShard
+from penstock.nn.triton_support import has_triton
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +47,8 @@ def try_step(part: ModelShard, *, tokens_per_step: int, max_sequences: int, bloc
 
 
 def graph_bytes(part: ModelShard, *, max_sequences: int, max_blocks: int, block_size: int) -> int:
-    """Return the memory of the CUDA graphs of decode steps in bytes: the peak of the largest, uncaptured.
+    """Return the memory of the CUDA graphs of decode steps in bytes: the peak of the largest, uncaptured,
+    with their inputs, results and workspace.
 
     The graphs share it (model_runner/decode_graphs.py); a graph's own records of its kernels are not in it.
     """
@@ -60,7 +64,29 @@ def graph_bytes(part: ModelShard, *, max_sequences: int, max_blocks: int, block_
     finally:
         peak = accelerator.peak_bytes(part.device)
         accelerator.free_cache()
-    return peak - before
+    fixed = fixed_bytes(
+        part.model.config,
+        max_sequences=max_sequences,
+        max_blocks=max_blocks,
+        number_bytes=part.dtype.itemsize,
+    )
+    return peak - before + fixed
+
+
+def compile_draws(part: ModelShard) -> None:
+    """Compile the kernels that sample: for logits of the model's type, and for float32, which changed logits
+    have.
+
+    Without it the first request with a grammar, a penalty or a bias would compile them. Nothing where draws
+    are not compiled.
+    """
+    if not has_triton(part.device):
+        return
+    widths = {part.model.config.vocab_size + new for new in (0, *part.adapters.num_new_tokens.values())}
+    for dtype, width in product({part.dtype, torch.float32}, widths):
+        logits = torch.zeros(1, width, dtype=dtype, device=part.device)
+        choose(logits, None)
+        choose(logits, [Sampling(top_p=0.9)], [0.5])
 
 
 def _compute(
