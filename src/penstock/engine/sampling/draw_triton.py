@@ -40,12 +40,10 @@ def draw(
     Nothing is copied and the host does not wait, so the call can be captured in a CUDA graph.
 
     Args:
-        logits: fewer than 2**20 columns.
+        logits: float32 or bfloat16, fewer than 2**20 columns.
         settings: from `filters.settings_tensor`, on the device of the logits; None: greedy, the lowest id of
             equals.
     """
-    if logits.dtype not in (torch.float32, torch.bfloat16):
-        logits = logits.float()
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     rows, vocab = logits.shape

@@ -92,12 +92,16 @@ def draw(
 ) -> Int64[Tensor, "rows"]:
     """Sample as `choose` does; the host waits for nothing, so that a CUDA graph can record it.
 
+    Logits of other types are rounded to float32 first, so that the likeliest token of a row is the same
+    whether other rows are greedy or not.
+
     Args:
         settings: from `settings_tensor`, on the device of the logits; None: greedy.
         has_filters: False: no row has top-k, top-p or min-p, which saves time and changes no token.
     """
-    is_of_type = logits.dtype in (torch.float32, torch.bfloat16)
-    if is_of_type and logits.device.type == "cpu" and native.is_available():
+    if logits.dtype not in (torch.float32, torch.bfloat16):
+        logits = logits.float()
+    if logits.device.type == "cpu" and native.is_available():
         return torch.ops.penstock.draw(logits, settings)  # type: ignore[no-any-return]
     if has_triton(logits.device):
         from penstock.engine.sampling import draw_triton  # takes a second that CPUs do not spend

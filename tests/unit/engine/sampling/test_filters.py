@@ -175,3 +175,12 @@ def test_the_likeliest_is_the_lowest_of_equals():
     logits[1, [700, 20]] = torch.tensor([-0.0, 0.0])  # equal too
     assert choose(logits, None).tolist() == [600, 20]
     assert choose(logits.T.contiguous().T, None).tolist() == [600, 20]  # however it lies
+
+
+def test_the_likeliest_token_of_float64_is_the_same_beside_rows_that_are_sampled():
+    logits = torch.zeros(2, 40, dtype=torch.float64)
+    logits[0, 7] = 1.0
+    logits[0, 30] = 1.0 + 1e-12  # equal in float32, where lower ids come first
+    greedy = choose(logits, None).tolist()[0]
+    beside = choose(logits, [GREEDY, Sampling()], [0.0, 0.5]).tolist()[0]
+    assert greedy == beside == 7
