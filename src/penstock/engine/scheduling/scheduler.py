@@ -27,8 +27,8 @@ it.
 Liveness: the running sequence that is first by (priority, id) always has a share, because it is preempted
 last and no request is accepted that would not fit alone. Each share of it advances it, so it finishes, and
 the next one is first. The first waiting sequence is admitted before any other, at the latest when all running
-ones have finished. A step in flight changes none of this: it holds no blocks of its own, and a sequence that it
-ends has at most one share more.
+ones have finished. A step in flight changes none of this: it holds no blocks of its own, and a sequence that
+it ends has at most one share more.
 
 Blocks for all known tokens are allocated on admission, so a prompt never stops half-way for lack of blocks;
 later a sequence allocates one whenever its last block is full.
