@@ -1,6 +1,6 @@
-"""What the CUDA graphs of decode steps take, reckoned before a model is loaded: seconds and bytes; no torch.
+"""What the CUDA graphs of decode steps take, predicted before a model is loaded: seconds and bytes; no torch.
 
-The bytes are reckoned from shapes, but for cuBLAS's workspace. What the driver keeps of each graph is not in
+The bytes follow from shapes, but for cuBLAS's workspace. What the driver keeps of each graph is not in
 them. The seconds are those of one measurement, an H200's with 32 blocks uncompiled, for each block and graph.
 """
 
@@ -53,9 +53,9 @@ class GraphPlan:
         sizes = ", ".join(map(str, self.sizes))
         yield f"CUDA graphs: 2 each for {sizes} sequences, greedy and sampled"
         yield f"  {mib(self.num_bytes)}: {mib(self.step_bytes)} activations of the largest step, " + (
-            f"{mib(self.fixed_bytes)} inputs, results and workspace (reckoned)"
+            f"{mib(self.fixed_bytes)} inputs, results and workspace (predicted)"
         )
-        yield f"  {self.seconds:.1f} s to record them at the start (reckoned; compiling comes before)"
+        yield f"  {self.seconds:.1f} s to record them at the start (predicted; compiling comes before)"
 
     def as_json(self) -> dict[str, object]:
         """Return JSON values, with units in their names."""
