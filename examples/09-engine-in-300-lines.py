@@ -173,7 +173,8 @@ class Engine:
         tokens = [sample(row, share.sequence) for row, share in zip(logits, sampling, strict=True)]
         self.scheduler.commit(plan, [[token] for token in tokens])
         for share, token in zip(sampling, tokens, strict=True):
-            self._finish(share.sequence, token)
+            if token in share.sequence.request.stop_ids:
+                self.scheduler.finish(share.sequence, "stop")  # it ends the others itself, by their counts
         return plan
 
     def _run(self, plan: StepPlan) -> Tensor:
@@ -193,12 +194,6 @@ class Engine:
             torch.tensor([ids]), position_ids=torch.tensor([positions]), cache=Step(plan.shares, layers)
         )
         return self.model.logits(hidden[0, last])
-
-    def _finish(self, sequence: Sequence, token: int) -> None:
-        if token in sequence.request.stop_ids:
-            self.scheduler.finish(sequence, "stop")
-        elif sequence.num_sampled == sequence.request.max_tokens:
-            self.scheduler.finish(sequence, "length")
 
     def steps(self) -> Iterator[StepPlan]:
         """Compute steps until every sequence has finished."""
