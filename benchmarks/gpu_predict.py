@@ -14,7 +14,7 @@ from results_file import file_result
 from penstock.devices.figures import DEVICES
 from penstock.plan.hardware import Cluster
 
-NAME = "gpu-predicted"
+NAME = "gpu_predict"
 DEVICES_NEXT = ("H100-80GB", "H200")
 
 

@@ -1,7 +1,7 @@
 """How far the planner's predictions, filed before the run, are from what the parts before measured.
 
 Reads training.json, tuning.json and serving.json beside its own file, and the newest
-`results/gpu-predicted-DATE.json`, which `benchmarks/gpu_predict.py` wrote. A row's value is the error,
+`results/gpu_predict-DATE.json`, which `benchmarks/gpu_predict.py` wrote. A row's value is the error,
 |predicted / measured - 1| in percent, held against 15%; both figures stand beside it. Where nothing is filed
 for the device, the prediction is made now, and the row says so.
 
@@ -26,7 +26,7 @@ UNITS = ("tokens/s", "ms", "GiB")
 
 def filed_before(device, folder=RESULTS):
     """Return the newest predictions filed for a device, by rows' names, and their date; none: {} and ""."""
-    for path in sorted(folder.glob("gpu-predicted-*.json"), reverse=True):
+    for path in sorted(folder.glob("gpu_predict-*.json"), reverse=True):
         found = json.loads(path.read_text())
         if device in found["rows"]:
             return {name: row["predicted"] for name, row in found["rows"][device].items()}, found["date"]

@@ -32,6 +32,7 @@ RUNS = {
     "loader_torture": "--tokens 60000 --only Penstock",
     "matrices": "--steps 2 --rounds 1 --tokens 1 --rows 8",
     "optimizers": "--hidden 64 --layers 1 --rounds 1",
+    "gpu_predict": "--device H100-80GB",
     "plan_accuracy": "",
     "plan_memory": "--only alone",
     "plan_netlab": "--rows benchmarks/data/netlab_naive.json",

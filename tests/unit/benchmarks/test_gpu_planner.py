@@ -142,7 +142,7 @@ ROW = "train 1b bfloat16 compiled, 8192 tokens a step: tokens/s"
 
 def test_a_run_is_held_against_what_was_filed_before_it(tmp_path, capsys):
     filed = {"date": "2026-12-01", "rows": {"H100-80GB": {ROW: {"predicted": 50_000.0, "unit": "tokens/s"}}}}
-    (tmp_path / "gpu-predicted-2026-12-01.json").write_text(json.dumps(filed))
+    (tmp_path / "gpu_predict-2026-12-01.json").write_text(json.dumps(filed))
     part = part_with(tmp_path, {ROW: ("training", 40_000.0, "tokens/s"), "other": ("serving", 3.0, "ms")})
     Planner(part, H100, tmp_path).rows()
     held, without = part.rows
@@ -164,7 +164,7 @@ def test_without_a_file_the_prediction_is_made_now_and_says_so(tmp_path, predict
 def test_the_newest_file_with_the_device_counts(tmp_path):
     for date, device in (("2026-12-01", "H100-80GB"), ("2026-12-02", "H100-80GB"), ("2026-12-03", "H200")):
         found = {"date": date, "rows": {device: {"a": {"predicted": 1.0, "unit": "ms"}}}}
-        (tmp_path / f"gpu-predicted-{date}.json").write_text(json.dumps(found))
+        (tmp_path / f"gpu_predict-{date}.json").write_text(json.dumps(found))
     assert filed_before("H100-80GB", tmp_path) == ({"a": 1.0}, "2026-12-02")
     assert filed_before("B200", tmp_path) == ({}, "")
 
