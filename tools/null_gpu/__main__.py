@@ -22,13 +22,14 @@ from tools.null_gpu.page import page
 COUNTS, KIT = "null-gpu", "null-gpu-kit"
 """Names of results, before their date."""
 SUBJECTS = (
-    ("training", "plain", "compute", "mixed"),
+    ("training", "plain", "compute"),
+    ("training", "mixed"),
     ("training", "float8_rowwise", "float8_tensorwise"),
     ("serving",),
     ("kernels",),
 )
 """Programs of tools/null_gpu/subjects, each with its arguments."""
-_TIMEOUT_S = 240.0
+_TIMEOUT_S = 900.0
 _MOST_SAID = 3000
 
 
