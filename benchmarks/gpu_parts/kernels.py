@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import math
 import sys
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
@@ -31,12 +32,15 @@ from gpu_parts.instruments import (  # noqa: E402
     set_up,
     timed,
 )
+from gpu_parts.machine import is_null_gpu  # noqa: E402
 from gpu_parts.part import open_part  # noqa: E402
+from penstock.core import clock  # noqa: E402
+from penstock.devices import kernel_choice, kernel_trial  # noqa: E402
 from penstock.engine.sampling.filters import choose  # noqa: E402
 from penstock.engine.sampling_params import Sampling  # noqa: E402
 from penstock.nn.cross_entropy import cross_entropy  # noqa: E402
 from penstock.nn.head import OutputHead  # noqa: E402
-from penstock.nn.kernels.choose import choose_kernel  # noqa: E402
+from penstock.nn.kernels.choose import CANDIDATES, choose_kernel, operation_of  # noqa: E402
 from penstock.nn.kernels.layout import AttentionLayout, starts_of, visibility_mask  # noqa: E402
 from penstock.nn.kernels.paged import Paged  # noqa: E402
 from penstock.nn.kernels.pages import (  # noqa: E402
@@ -44,9 +48,11 @@ from penstock.nn.kernels.pages import (  # noqa: E402
     to_rows,
 )
 from penstock.nn.kernels.sdpa import Masked  # noqa: E402
+from penstock.nn.kernels.trials import Heads, attention_operations, page_operations  # noqa: E402
 from penstock.nn.linear.float8 import RECIPES, has_native  # noqa: E402
 from penstock.nn.linear.quantized import Float8Linear, Int4Linear, Int8Linear  # noqa: E402
 from penstock.nn.linear.rounding import GROUP  # noqa: E402
+from penstock.nn.linear.trials import product_operations  # noqa: E402
 
 OURS = "ours"
 VERDICT_TARGET = 0.95  # of the best other way's speed: less than this is no noise
@@ -147,6 +153,9 @@ class Kernels:
         ends = sorted({*ends, *range(0, rows * length + 1, length)})
         cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=self.device)
         layout = AttentionLayout(batch=rows, seq_len=length, cu_seqlens=cu_seqlens)
+        given = (
+            layout if packed else replace(layout, cu_seqlens=None)
+        )  # as training gives rows of one document
         flops = 4 * causal_pairs(ends) * self.heads * self.dim * (3.5 if backward else 1)
         scale = self.dim**-0.5
 
@@ -163,7 +172,7 @@ class Kernels:
             return make
 
         def ours():
-            kernel = choose_kernel(layout, device=self.device, dtype=torch.bfloat16, head_dim=self.dim)
+            kernel = choose_kernel(given, device=self.device, dtype=torch.bfloat16, head_dim=self.dim)
             return timed(partial(kernel, scale=scale))()
 
         def dense(q, k, v):
@@ -175,6 +184,9 @@ class Kernels:
 
         ways = {OURS: ours}
         if packed:
+            ways[f"{OURS}, grouped heads given"] = lambda: timed(
+                partial(self._grouped(layout), scale=scale)
+            )()
             ways["SDPA with a mask"] = lambda: timed(
                 partial(Masked(visibility_mask(layout, device=self.device)), scale=scale)
             )()
@@ -187,6 +199,13 @@ class Kernels:
         self.compare(
             f"attention, {words}, {'forward and backward' if backward else 'forward'}", ways, flops=flops
         )
+
+    def _grouped(self, layout):
+        how = {"device": self.device, "dtype": torch.bfloat16, "head_dim": self.dim}
+        kernel = CANDIDATES[operation_of(layout)]["varlen, grouped heads"](layout, **how)
+        if kernel is None:
+            raise NotImplementedError("this torch is given grouped heads anyway")
+        return kernel
 
     def _flex(self, layout):
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -384,6 +403,38 @@ class Kernels:
             read=read,
         )
 
+    def choice(self):
+        """What a device's first start chooses, for the layers of an 8B Llama in bfloat16 and in int4."""
+        if is_null_gpu():
+            self.part.skipped("choice of kernels", "the null GPU computes nothing that could be right")
+            return
+        shape = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.dim}
+        sizes = Heads(**shape, dtype=torch.bfloat16, device=self.device)
+        context = min(2048, self.length)
+        operations = [
+            *attention_operations(sizes, rows=self.rows, length=self.length),
+            *page_operations(
+                sizes, pages=torch.bfloat16, block_size=BLOCK, sequences=16, prompt=context, context=context
+            ),
+            *(
+                one
+                for bits in ("int4", "float8")
+                for one in product_operations(
+                    bits, outputs=self.wide, inputs=self.hidden, dtype=torch.bfloat16, device=self.device
+                )
+            ),
+        ]
+        began = clock.monotonic()
+        rows = {one.name: kernel_trial.measure(one, self.device) for one in operations}
+        self.part.measured(
+            "choice of kernels", clock.monotonic() - began, "s", at_most=kernel_choice.FIRST_START_S
+        )
+        for name, row in rows.items():
+            for kernel, us in row.us.items():
+                self.part.measured(f"choice, {name}: {kernel}", us, "us", is_chosen=kernel == row.kernel)
+            for kernel, why in row.out.items():
+                self.part.skipped(f"choice, {name}: {kernel}", why)
+
     # loss and sampling
 
     def loss(self):
@@ -515,6 +566,7 @@ def main():
                 ("attention of a prompt", rows.prompt_over_pages),
             ),
             "int8": products("int8"),
+            "choice": each(("choice of kernels", rows.choice)),
         },
     )
 

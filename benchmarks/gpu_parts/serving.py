@@ -37,6 +37,7 @@ from gpu_parts.instruments import (  # noqa: E402
     run_cases,
     set_up,
 )
+from gpu_parts.machine import is_null_gpu  # noqa: E402
 from gpu_parts.part import open_part  # noqa: E402
 from penstock.core import clock  # noqa: E402
 from penstock.devices import accelerator  # noqa: E402
@@ -227,6 +228,7 @@ class Serving:
             prefix_caching=False,
             weights=WEIGHTS[weights],
             compile="off",
+            kernels="reference" if is_null_gpu() else "auto",
             max_sequences=max(self.at_once),
             max_context=TINY_CONTEXT if self.is_tiny else CONTEXT,
             cache_gib=TINY_CACHE_GIB if self.is_tiny else CACHE_GIB,

@@ -152,6 +152,7 @@ def recipe_of(
             "compile": {"enabled": compiled},
             "schedule": {"rule": "constant"},
             "checkpoint": {"every": 10**6},
+            "kernels": "reference" if is_null_gpu() else "auto",
             **more,
         }
     )

@@ -11,6 +11,8 @@ import ctypes
 import pytest
 import torch
 
+from penstock.devices import kernel_choice
+
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cuda", help="what is tested")
@@ -33,6 +35,13 @@ def not_on_the_null_gpu(request):
     mark = request.node.get_closest_marker("computes")
     if mark is not None and hasattr(ctypes.CDLL(None), "null_gpu_totals"):
         pytest.skip(f"not on the null GPU: {mark.args[0]}")
+
+
+@pytest.fixture(autouse=True)
+def first_kernels_on_the_null_gpu(monkeypatch):
+    """What computes nothing fails the test of every kernel."""
+    if hasattr(ctypes.CDLL(None), "null_gpu_totals"):
+        monkeypatch.setattr(kernel_choice, "FIRST_START_S", 0.0)
 
 
 @pytest.fixture(scope="session")

@@ -68,6 +68,9 @@ class Meta:
     weights are trained."""
     numerics: int = 1
     """`NUMERICS` of the code that trained it; the first versions did not say."""
+    kernels: dict[str, Any] = field(default_factory=dict)
+    """Table of the kernels that trained it (devices/kernel_table.py): JSON values; the first versions did not
+    say."""
     saved_at: str = ""
     """Time of the save: ISO 8601, UTC."""
 

@@ -41,6 +41,7 @@ VERBS = {
     "netlab": "try a recipe on emulated hosts with a network of given speed",
     "report": "draw a run as one HTML page",
     "console": "watch and compare runs in a browser, live",
+    "kernels": "measure which kernels are fastest on this device, and keep the choice",
     "doctor": "check a machine, or all machines of a cluster, before a run",
     "demo": "the whole workflow on this machine, in some ten minutes",
 }

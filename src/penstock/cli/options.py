@@ -22,7 +22,9 @@ from penstock.core.toml import comma_separated, unquoted
 from penstock.engine.config import EngineConfig
 from penstock.engine.sampling_params import Params, Sampling
 
-MODEL_FIELDS = ("device", "weights", "activations", "cache", "max_context", "drafts", "num_drafts")
+MODEL_FIELDS = (
+    *("device", "weights", "activations", "cache", "kernels", "max_context", "drafts", "num_drafts"),
+)
 """Of `EngineConfig`: options of all commands that open an engine."""
 
 _OTHERWISE = re.compile(r"(.*?)[;.,]? ?\b(?:None|False|[Ee]mpty): (.*)")

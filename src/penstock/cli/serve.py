@@ -148,6 +148,7 @@ def _started(
         "cache": config.cache,
         "tensor_parallel": config.tensor_parallel,
         "drafts": config.drafts,
+        "kernels": dict(llm.kernels),
         "context": capacity.context,
         "cache_blocks": capacity.num_blocks,
         "block_size": capacity.block_size,
@@ -176,6 +177,10 @@ def _say_started(started: dict[str, Any], *, as_json: bool) -> None:
     if (graphs := started["graphs"]) is not None:
         sizes, size = ", ".join(map(str, graphs["sizes"])), mib(graphs["num_bytes"])
         print(f"{'graphs':<16}of {sizes} answers, {size}, recorded in {graphs['seconds']:.1f} s")
+    kernels = started["kernels"]
+    assert isinstance(kernels, dict)
+    for operation, kernel in kernels.items():
+        print(f"{operation:<16}{kernel}")
     drawn = ", ".join(
         f"{name} {started[name]}" for name in ("temperature", "top_p", "top_k") if started[name]
     )

@@ -16,8 +16,10 @@ from penstock.core.config import Raw
 from penstock.core.env import local_world_size, ranks
 from penstock.core.errors import UsageError
 from penstock.core.signals import STOPPED_EARLY, StopFlag
+from penstock.devices.kernel_table import AUTO, REFERENCE
 from penstock.launch.local import EXIT_STOPPED, JobOutcome, check_processes
 from penstock.launch.local import run as run_processes
+from penstock.parallel.layout import layout_of
 from penstock.train.control.resize_islands import Islands
 from penstock.train.planning.capacity import check_host, may_have_accelerators, memory_of
 from penstock.train.recipe.config import TrainConfig
@@ -97,8 +99,15 @@ def _show(arguments: argparse.Namespace, raw: Raw, config: TrainConfig) -> int:
         from penstock.train.planning.auto import planned  # torch
 
         config = build_recipe(planned(raw, config, world_size=arguments.processes))
-    derived = derive(config, world_size=arguments.processes)
-    print(json.dumps(derived.as_json(), indent=1) if arguments.json else derived.as_text())
+    derived, kernels = derive(config, world_size=arguments.processes), _kernels(arguments, config)
+    if arguments.json:
+        print(json.dumps({**derived.as_json(), "kernels": kernels}, indent=1))
+    else:
+        print(
+            "\n".join(
+                [derived.as_text(), "", "kernels:", *(f"  {name}: {text}" for name, text in kernels.items())]
+            )
+        )
     try:
         check_processes(arguments.processes, oversubscribe=arguments.oversubscribe)
         if not may_have_accelerators():
@@ -106,6 +115,17 @@ def _show(arguments: argparse.Namespace, raw: Raw, config: TrainConfig) -> int:
     except UsageError as error:
         complain(f"On this machine it would be refused: {error}")
     return 0
+
+
+def _kernels(arguments: argparse.Namespace, config: TrainConfig) -> dict[str, str]:
+    """Return the kernels of a run in words, by operation; of a CPU without importing torch for it."""
+    if not may_have_accelerators() and config.kernels in (AUTO, REFERENCE):
+        return {"all": "the first of each list, on CPUs"}
+    from penstock.devices import accelerator  # torch
+    from penstock.train.kernels import shown_kernels
+
+    layout = layout_of(config.parallel, world_size=arguments.processes)
+    return shown_kernels(config, layout, accelerator.choose())
 
 
 def _check_memory(arguments: argparse.Namespace, config: TrainConfig) -> None:

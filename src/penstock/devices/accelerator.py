@@ -2,14 +2,14 @@
 
 Differences between device types are rows of KINDS; the rest of Penstock uses this module and names no type.
 Elsewhere, `cuda` appears only for NVIDIA-specific code: kernels for its compute capabilities
-(`nn/triton_support.py`, `nn/linear/float8.py`, `nn/kernels/varlen_flash.py`, `nn/kernels/paged.py`), CUDA
+(`nn/triton_support.py`, `nn/linear/float8.py`, `nn/kernels/varlen_torch.py`, `nn/kernels/paged.py`), CUDA
 graphs (`engine/model_runner/decode_graphs.py`), its driver (`doctor/checks/devices.py`). AMD's GPUs are
 `cuda` too, in a torch for ROCm. Apple's `mps` has no process group, so the CPU computes there.
 
 Penstock was tested with the rows `cpu` and `cuda`; the others follow torch's documentation.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -190,6 +190,22 @@ def unlock_pages(memory: Tensor, device: torch.device) -> None:
     with torch.cuda.device(device):
         driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         torch.cuda.check_error(driver.cudaHostUnregister(memory.data_ptr()))
+
+
+def captured(call: Callable[[], object], device: torch.device) -> Callable[[], None]:
+    """Return a function that replays the kernels of a call as a CUDA graph; a device that `has_graphs`.
+
+    Call it once before: what starts a library cannot be captured.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.device(device), torch.cuda.graph(graph):
+        kept = call()  # the graph writes to its tensors
+
+    def replay() -> None:
+        assert kept is not None
+        graph.replay()
+
+    return replay
 
 
 def timed_event(of_type: str) -> torch.Event:

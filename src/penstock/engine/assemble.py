@@ -7,6 +7,7 @@ from penstock.core.errors import ConfigError
 from penstock.devices import accelerator
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
+from penstock.engine.kernels import choose_kernels
 from penstock.engine.model_runner.capacity import Capacity, defaults_of, num_blocks_for, step_tokens
 from penstock.engine.model_runner.compiled_steps import is_wanted, program_sizes
 from penstock.engine.model_runner.decode_graphs import are_wanted
@@ -87,6 +88,8 @@ def _engine(
     speculator = open_speculator(config, part.model.config, dtype=part.dtype, device=part.device)
     if others is not None:
         others.answered()  # before free memory is measured: the ranks share it
+    kernels = choose_kernels(part, config)
+    part = part.with_kernels(kernels.chosen)
     capacity = _capacity(part, config)
     runner = _runner(part, capacity, config, others)
     scheduler = Scheduler(
@@ -113,6 +116,7 @@ def _engine(
         drafting=build_drafting(config, speculator),
         grammars=grammars,
         has_head=part.has_head,
+        kernels=kernels,
     )
 
 

@@ -41,6 +41,12 @@ class EngineConfig:
 
     Graphs are recorded when the engine opens, and on GPUs blocks are compiled before that. On CPUs steps run
     uncompiled until compilation has finished."""
+    kernels: str = "auto"
+    """Choice among kernels that compute the same: auto, reference, or a file of `penstock kernels --out`.
+
+    auto: measured at a GPU's first start, in some seconds, and kept for it; on CPUs, the first of each list.
+    reference: the first of each list, unmeasured. With one file, replicas on equal devices give the same
+    bits."""
     tensor_parallel: int = 1
     """Number of processes (ranks) that share each layer."""
     max_sequences: int = 256
@@ -102,12 +108,7 @@ class EngineConfig:
             if value is not None and not (is_number(value) and 0 < value < inf):
                 fix = "Leave it out to have it computed."
                 raise ConfigError(f"{name} must be positive", got=value, fix=fix)
-        if self.compile not in get_args(Compile):
-            raise ConfigError("compile must be auto, on or off", got=self.compile, fix="Leave it out.")
-        if not isinstance(self.drafts, str | Path):
-            raise ConfigError(
-                "drafts must be off, ngram, or a folder", got=self.drafts, fix="Leave it out for off."
-            )
+        self._check_words()
         if not isinstance(self.adapters, Mapping):
             raise ConfigError(
                 "adapters must map names to folders", got=self.adapters, fix='Write {"name": "folder"}.'
@@ -115,6 +116,18 @@ class EngineConfig:
         self._check_activations()
         if self.cache not in get_args(Cache):
             raise ConfigError("cache must be auto or int8", got=self.cache, fix="Leave it out.")
+
+    def _check_words(self) -> None:
+        if self.compile not in get_args(Compile):
+            raise ConfigError("compile must be auto, on or off", got=self.compile, fix="Leave it out.")
+        if not isinstance(self.kernels, str | Path) or not str(self.kernels):
+            raise ConfigError(
+                "kernels must be auto, reference or a file", got=self.kernels, fix="Leave it out for auto."
+            )
+        if not isinstance(self.drafts, str | Path):
+            raise ConfigError(
+                "drafts must be off, ngram, or a folder", got=self.drafts, fix="Leave it out for off."
+            )
 
     def _check_activations(self) -> None:
         if self.activations not in get_args(Activations):

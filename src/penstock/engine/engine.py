@@ -24,6 +24,7 @@ from typing import Protocol
 
 from penstock.core import clock
 from penstock.core.errors import RunnerLost, UsageError, nearest
+from penstock.devices.kernel_table import KernelTable
 from penstock.engine.model_runner.batch import StepBatch, batch_of
 from penstock.engine.model_runner.capacity import Capacity
 from penstock.engine.model_runner.interface import StepOutput, StepRunner
@@ -90,6 +91,7 @@ class Engine:
         drafting: speculative decoding; None: every step adds one token per sequence.
         grammars: compiles grammars; None: requests with a grammar are refused.
         has_head: False: the model has no output matrix, and only "embed" tasks are computed.
+        kernels: those that compute, to be shown; None: unknown.
     """
 
     def __init__(
@@ -103,7 +105,9 @@ class Engine:
         drafting: Speculation | None = None,
         grammars: GrammarsOfAdapters | None = None,
         has_head: bool = True,
+        kernels: KernelTable | None = None,
     ) -> None:
+        self.kernels = kernels or KernelTable()
         self.runner = runner
         self.scheduler = scheduler
         self.capacity = capacity

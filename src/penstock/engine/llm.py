@@ -11,7 +11,7 @@ prompt after the other, and an answer does not depend on what else runs.
 import asyncio
 import queue
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +74,8 @@ class LLM:
             raise ModelError(f"{name} has no tokenizer.json", fix="Copy it from the original model's folder.")
         self.text_processor: TextProcessor = engine.text_processor
         self.capacity = engine.capacity
+        self.kernels: Mapping[str, str] = engine.kernels.chosen
+        """Operation -> name of the kernel that computes it, where several could."""
         self.thread = EngineThread(engine).start()
         """The engine's thread, for callers such as a server that submit requests themselves."""
         self._finalizer = weakref.finalize(self, self.thread.close)

@@ -79,6 +79,7 @@ def build_service(
         sampling=sampling,
         splits_reasoning=splits_reasoning,
         ignored_keys=ignored_keys,
+        kernels=llm.kernels,
     )
     present = [model]
     for adapter in adapters:

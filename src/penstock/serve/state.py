@@ -60,6 +60,8 @@ class ModelInfo:
     """True if chat answers have the reasoning in `reasoning_content`."""
     ignored_keys: tuple[str, ...] = ()
     """Keys of the model's config.json that were passed over, though Penstock does not read them."""
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    """Operation -> name of the kernel that computes it, where several could."""
 
     def of(self, model: str | None) -> "ModelInfo":
         """Return the adapter that a request's `model` names; this model if it names none.

@@ -17,6 +17,7 @@ from penstock.checkpoint.layout import NUMERICS, Meta
 from penstock.checkpoint.saver import RetentionPolicy, Saver
 from penstock.checkpoint.storage import place_in
 from penstock.core import clock
+from penstock.core import config as configs
 from penstock.core.rng import key_of
 from penstock.obs.meter import StepMeter
 from penstock.obs.sinks import Record, Sink
@@ -232,6 +233,7 @@ def meta_of(state: TrainState, config: TrainConfig, world: World) -> Meta:
     """Return the metadata of a checkpoint: all that a run needs to continue, besides tensors."""
     return Meta(
         numerics=NUMERICS,
+        kernels=configs.dump(state.kernels),
         step=state.step,
         tokens=state.loader.tokens_before(state.step),
         model=config.model,

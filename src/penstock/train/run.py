@@ -43,6 +43,7 @@ from penstock.train.data_setup import checkpoints
 from penstock.train.device_hours import DeviceHours
 from penstock.train.early_stop import EarlyStop
 from penstock.train.guard import Rewind
+from penstock.train.kernels import changes_of
 from penstock.train.loop import train
 from penstock.train.monitors.deadline import Deadline
 from penstock.train.monitors.rank_records import RankRecords
@@ -332,6 +333,7 @@ def _open_logs(
         _say_raised_rate(recipe, kept, step=state.step)
         for change in _resume_changes(state):
             file({"event": "resume_change", **asdict(change)})
+        _say_kernels(state)
         sinks = [file, stack.enter_context(ProgressLine(steps=recipe.run.steps, done=state.step))]
         sinks += _optional_sinks(recipe, state, stack)
     dist.barrier()
@@ -355,7 +357,18 @@ def _resume_changes(state: TrainState) -> list[ResumeChange]:
                 applied=True,
             )
         )
+    found += [
+        ResumeChange(step=state.step, setting=f"kernels.{name}", saved=before, told=now, applied=True)
+        for name, (before, now) in changes_of(state.resumed_kernels, state.kernels).items()
+    ]
     return found
+
+
+def _say_kernels(state: TrainState) -> None:
+    """Log the kernels that a resumed run computes with from here on, where they are others than before."""
+    for name, (before, now) in changes_of(state.resumed_kernels, state.kernels).items():
+        told = f"From step {state.step + 1:,} on, {name} is computed by {now} instead of {before}."
+        logger.warning("kernel operation=%s from=%s to=%s", name, before, now, extra={"told": told})
 
 
 def _start_record(state: TrainState, world: World, kept: KeptRecipe, peak: RunPeak) -> Record:
@@ -368,6 +381,7 @@ def _start_record(state: TrainState, world: World, kept: KeptRecipe, peak: RunPe
         "device": peak.device,
         "threads": peak.threads,
         **({} if peak.flops is None else {"peak_flops": peak.flops}),
+        "kernels": configs.dump(state.kernels)["rows"],
         "recipe": kept.file,
         "changes": {name: list(values) for name, values in kept.changes.items()},
     }

@@ -26,9 +26,11 @@ from penstock.data import Loader
 from penstock.data.corpus.columns import LEARNED
 from penstock.data.corpus.spec import absolute
 from penstock.devices import accelerator
+from penstock.devices.kernel_table import AUTO, REFERENCE
 from penstock.models import FAMILIES
 from penstock.models.llama.config import LlamaConfig
 from penstock.nn.init import init_adapters, init_weights
+from penstock.nn.kernels.choose import choose_kernel
 from penstock.nn.linear.lora import is_of_adapter, rounded_by_block
 from penstock.nn.new_rows import is_new_rows
 from penstock.nn.unfilled import on_device, unfilled
@@ -52,6 +54,7 @@ from penstock.train.data_setup import (
 )
 from penstock.train.early_stop import EarlyStop
 from penstock.train.guard import StepGuard
+from penstock.train.kernels import choose_kernels
 from penstock.train.optim.optimizer import Optimizer, build_optimizer
 from penstock.train.optim.weight_storage import STORAGES
 from penstock.train.planning.memory import recompute_modes
@@ -74,16 +77,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def build_model(config: TrainConfig, world: World, mesh: Mesh) -> tuple[nn.Module, ParallelModel]:
+def build_model(
+    config: TrainConfig, world: World, mesh: Mesh, *, kernels: Mapping[str, str] | None = None
+) -> tuple[nn.Module, ParallelModel]:
     """Build, shard and initialise the model; no rank ever holds more than its shards.
 
     With run.start_from the weights are left unfilled: see `start_weights`.
+
+    Args:
+        kernels: as in `choose_kernel`.
 
     Returns:
         The model, or this rank's pipeline stages, and how it was parallelised.
     """
     with unfilled():
         model: nn.Module = FAMILIES[config.model.model_type](config.model)
+    model.choose = partial(choose_kernel, kernels=kernels)  # type: ignore[assignment]  # not a module
     compute, stored = getattr(torch, config.compute), STORAGES[config.precision.weights].dtype
     model.to(stored if config.adapter is None else compute)  # frozen weights need no more precision
     spread = apply(
@@ -215,7 +224,8 @@ def open_state(
     loader = open_loader()
     continue_from_newest(config, loader)  # early: refuses an impossible resume before anything is built
     check_data(config, loader)
-    model, spread = build_model(config, world, mesh)
+    kernels, resumed_kernels = choose_kernels(config, world, layout)
+    model, spread = build_model(config, world, mesh, kernels=kernels.chosen)
     schedule = _schedule(config, mesh, spread)
     adaptive = Adaptive(config.data.adaptive, list(loader.corpora)) if config.data.is_adaptive else None
     optimizer = build_optimizer(model, config.optim, weights=config.precision.weights, seed=config.run.seed)
@@ -231,6 +241,7 @@ def open_state(
     state = TrainState(
         model, optimizer, loader, mesh, heldout, schedule, chosen.objective, spread.pipeline, adaptive
     )
+    state.kernels, state.resumed_kernels = kernels, resumed_kernels
     state.guard = StepGuard(config.guard)
     if config.validate.stop_after:
         state.early_stop = EarlyStop(
@@ -317,6 +328,8 @@ def write_identity(config: TrainConfig, loader: Loader) -> KeptRecipe:
     recipe["run"]["dir"] = str(folder.resolve())
     if config.checkpoint.dir:
         recipe["checkpoint"]["dir"] = absolute(config.checkpoint.dir)
+    if config.kernels not in (AUTO, REFERENCE):
+        recipe["kernels"] = absolute(config.kernels)
     for corpus in recipe["data"]["corpora"].values():
         corpus["path"] = absolute(corpus["path"])
         if corpus["columns"]:

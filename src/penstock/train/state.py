@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from penstock.checkpoint.layout import NUMERICS
 from penstock.checkpoint.tensors import training_tensors
 from penstock.data import Loader
+from penstock.devices.kernel_table import KernelTable
 from penstock.obs.sinks import Record
 from penstock.parallel.mesh import Mesh, World
 from penstock.train.adaptive import Adaptive
@@ -72,6 +73,10 @@ class TrainState:
     """Monitors of single steps."""
     resumed_numerics: int = NUMERICS
     """`NUMERICS` of the code that trained the checkpoint that the run resumed from."""
+    kernels: KernelTable = field(default_factory=KernelTable)
+    """Kernels of the run's operations."""
+    resumed_kernels: KernelTable | None = None
+    """Those of the checkpoint that the run resumed from; None: there are none."""
     tasks: "Evaluated | None" = None
     """Tasks to evaluate during training; None: none."""
     compiled_shapes: set[tuple[int, ...]] = field(default_factory=set)

@@ -19,7 +19,7 @@ NVIDIAS_OWN = {
     "engine/model_runner/decode_graphs.py",
     "nn/linear/float8.py",
     "nn/kernels/paged.py",
-    "nn/kernels/varlen_flash.py",
+    "nn/kernels/varlen_torch.py",
     "nn/triton_support.py",
 }
 KIND = re.compile(rf"\b({'|'.join(sorted(set(KINDS) - {'cpu'}))})\b")

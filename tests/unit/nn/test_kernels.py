@@ -1,10 +1,13 @@
 """Every attention kernel against a softmax written out, forward and backward."""
 
+import warnings
+
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 
+from penstock.nn.kernels import flex, sdpa
 from penstock.nn.kernels import layout as pieces
-from penstock.nn.kernels import sdpa
 from penstock.nn.kernels.choose import choose_kernel
 from penstock.nn.kernels.layout import AttentionLayout, starts_of, visibility_mask
 from penstock.nn.kernels.sdpa import Causal, Masked
@@ -113,6 +116,46 @@ def test_in_a_compiled_block_pieces_are_a_mask_and_change_without_compiling_anew
         with torch.compiler.set_stance(stance):
             found = compiled(attend, q, k, v)
         torch.testing.assert_close(found, attend(q, k, v, scale=0.3), rtol=0, atol=1e-12)
+
+
+def in_a_block(backend):
+    """Compile a function of a kernel and its arguments, as blocks of training are."""
+    return torch.compile(
+        lambda attend, *t: attend(*t, scale=0.3), backend=backend, fullgraph=True, dynamic=False
+    )
+
+
+def test_a_library_is_named_inside_a_compiled_block():
+    compiled = in_a_block("aot_eager")
+    q, k, v = (t.detach() for t in tensors())
+    for backend in (None, SDPBackend.MATH):
+        found = compiled(Causal(backend), q, k, v)
+        torch.testing.assert_close(found, Causal()(q, k, v, scale=0.3), rtol=0, atol=1e-12)
+
+
+def test_a_library_that_a_device_lacks_raises_and_another_is_not_taken():
+    q, k, v = (t.detach() for t in tensors())
+    with (
+        warnings.catch_warnings(action="ignore"),
+        pytest.raises(RuntimeError, match=r"No (available kernel|viable backend)"),
+    ):
+        Causal(SDPBackend.CUDNN_ATTENTION)(q, k, v, scale=0.3)
+
+
+def test_flex_attention_in_a_compiled_block_shows_what_the_mask_shows_and_is_compiled_once(monkeypatch):
+    monkeypatch.setattr(flex, "has_triton", lambda _: True)
+    compiled, (q, k, v) = in_a_block("eager"), (t.detach().float() for t in tensors())
+    stances = ("default", "fail_on_recompile", "fail_on_recompile")
+    for stance, ends in zip(
+        stances, ([0, 3, 4, 12, 17, 24], [0, 12, 13, 14, 15, 24], [0, 12, 24]), strict=True
+    ):
+        layout = AttentionLayout(
+            batch=BATCH, seq_len=SEQ, cu_seqlens=torch.tensor(ends, dtype=torch.int32), window=5
+        )
+        with torch.compiler.set_stance(stance):
+            found = compiled(flex.flex(layout, device=CPU), q, k, v)
+        expected = Masked(visibility_mask(layout, device=CPU))(q, k, v, scale=0.3)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 def test_documents_too_short_for_a_call_each_take_the_mask(monkeypatch):

@@ -18,7 +18,8 @@ from penstock.engine.sampling.filters import choose_plain, settings_tensor
 from penstock.engine.sampling_params import Sampling
 from penstock.nn.kernels import paged_triton
 from penstock.nn.kernels.pages import SCALE_SIZE, row_size
-from penstock.nn.linear import quantized_triton
+from penstock.nn.linear import float8_triton, quantized_triton
+from penstock.nn.linear.float8 import LARGEST_EXPONENT, MANTISSA_OF_LARGEST, ROW, scaled
 from penstock.nn.linear.rounding import GROUP, to_halves, to_int4, to_int8
 from tests.examples import examples
 from tests.paged_cases import a_layer, a_step, written_out
@@ -105,7 +106,25 @@ def rows_are_drawn_however_they_lie_in_memory():
     assert draw_triton.draw(logits, None).tolist() == [-1] * 3
 
 
+@given(
+    rows=st.integers(1, 4),
+    columns=st.sampled_from([16, 48, 2000]),
+    scale=st.sampled_from([0.0, 1e-30, 1.0, 448.0, 3e38]),
+    dtype=st.sampled_from([torch.float32, torch.float16]),
+)
+@examples(30)
+def rows_are_rounded_to_float8_as_by_plain_torch(rows, columns, scale, dtype):
+    x = (torch.randn(rows, columns).clamp(-1, 1) * scale).to(dtype).nan_to_num()
+    codes, exponents = float8_triton.rounded_rows(
+        x, largest_exponent=LARGEST_EXPONENT[torch.float8_e4m3fn], mantissa=MANTISSA_OF_LARGEST
+    )
+    expected = scaled(x, ROW, torch.float8_e4m3fn)
+    assert exponents.equal(expected.exponents)
+    assert codes.view(torch.uint8).equal(expected.codes.view(torch.uint8))
+
+
 def interpret():
+    rows_are_rounded_to_float8_as_by_plain_torch()
     draw_triton.BLOCK = 256  # so that rows have several blocks
     the_same_tokens_are_drawn_as_by_plain_torch()
     rows_are_drawn_however_they_lie_in_memory()
@@ -128,6 +147,7 @@ TYPES = {
     torch.uint8: "u8",
     torch.int64: "i64",
     torch.float64: "fp64",
+    torch.float8_e4m3fn: "fp8e4nv",
 }
 
 
@@ -152,7 +172,7 @@ class Compiler:
             if is_aligned(parameter, given.get(parameter.name))
         }
         source = ASTSource(self.kernel, signature, constexprs=constants, attrs=aligned)
-        for capability in (80, 90):
+        for capability in (89, 90) if self.kernel is float8_triton._round.kernel else (80, 90):
             made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
             if capability == 90:  # on an A100 attention spills a few
                 assert stack_bytes(made.asm["cubin"]) == 0, f"{self.kernel.__name__} spills registers"
@@ -192,6 +212,7 @@ def compile_for_gpus():
     for module, names in (
         (paged_triton, ("_attend", "_add_up", "_store")),
         (quantized_triton, ("_multiply_int8", "_multiply_int4")),
+        (float8_triton, ("_round",)),
         (draw_triton, ("_draw",)),
     ):
         for name in names:
@@ -206,6 +227,7 @@ def compile_for_gpus():
     paged_triton.store(token, token, keys, keys.clone(), step.slots)
     x, codes = torch.empty(64, 4096, dtype=torch.bfloat16), torch.empty(6144, 4096, dtype=torch.int8)
     quantized_triton.linear_int8(x, codes, torch.empty(6144))
+    float8_triton.rounded_rows(x, largest_exponent=8, mantissa=MANTISSA_OF_LARGEST)
     groups = torch.empty(6144, 4096 // GROUP, dtype=torch.bfloat16)
     quantized_triton.linear_int4(x, codes.view(torch.uint8)[:, ::2].contiguous(), groups)
     for dtype in (torch.bfloat16, torch.float32):

@@ -94,7 +94,7 @@ def an_engine(device: torch.device, **options: Any) -> Engine:  # Any: fields of
     """Return an engine of random numbers, which records no graphs yet."""
     shape = shape_of("8b", is_tiny=False, layers=LAYERS)
     config = EngineConfig(
-        prefix_caching=False, weights="stored", compile="off",
+        prefix_caching=False, weights="stored", compile="off", kernels="reference",
         max_sequences=MOST, max_context=4096, cache_gib=2.0, **options,
     )  # fmt: skip
     return engine_of(random_model(shape, device), config)

@@ -6,7 +6,7 @@ knows which sequence holds which block.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,6 +29,7 @@ class PagedCache:
         kv_heads: key-value heads of this rank.
         dtype: dtype of the model, or int8.
         has_singles: False: shares of one token are attended by the kernel of longer ones.
+        kernels: as in `PagedStep`; None: the first of each.
     """
 
     def __init__(
@@ -42,8 +43,10 @@ class PagedCache:
         dtype: torch.dtype,
         device: torch.device,
         has_singles: bool = True,
+        kernels: Mapping[str, str] | None = None,
     ) -> None:
         self._has_singles = has_singles
+        self._kernels = kernels or {}
         row = row_size(head_dim, dtype)
         shape = (num_layers, 2, num_blocks, kv_heads, block_size, row)
         self.pages = _zeros(shape, dtype=dtype, device=device)
@@ -61,6 +64,8 @@ class PagedCache:
         """Return the cache of one step, as the network takes it."""
         if not self._has_singles:
             step = replace(step, num_singles=0)
+        if self._kernels:
+            step = replace(step, kernels=self._kernels)
         return BoundCache([LayerPages(keys, values, step) for keys, values in self._layers], step)
 
 

@@ -7,8 +7,10 @@ linear layer inside is packed. Adapters wrap that layer, on CPUs only when modul
 """
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -28,6 +30,7 @@ from penstock.engine.model_runner.tensor_parallel import join_ranks
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.models.llama.tensor_slices import ALONE, TensorParallelRank
+from penstock.nn.linear.quantized import Float8Linear, Int4Linear, Int8Linear
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +53,15 @@ class ModelShard:
     """False if the folder stores no output matrix: the model has hidden states, and no logits."""
     batch_invariant: bool = False
     """True: single tokens are attended as prompts are."""
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    """Operation -> name of its kernel; those that are missing: the first of each."""
+
+    def with_kernels(self, kernels: Mapping[str, str]) -> Self:
+        """Return the shard with other kernels; its layers use them from now on."""
+        for module in self.model.modules():
+            if isinstance(module, Int8Linear | Int4Linear | Float8Linear):
+                module.use(kernels)
+        return replace(self, kernels=kernels)
 
     def runner(self, *, num_blocks: int, block_size: int) -> Runner:
         """Measure the adapters, allocate the KV cache, return the runner; the ranks have joined by then."""
@@ -64,6 +76,7 @@ class ModelShard:
             dtype=self.pages_dtype,
             device=self.device,
             has_singles=not self.batch_invariant,
+            kernels=self.kernels,
         )
         return Runner(self.model, cache, self.adapters, group=self.group)
 

@@ -50,7 +50,7 @@ class RankedRunner:
             RunnerLost: a rank failed.
         """
         assert part.group is not None
-        others.tell(num_blocks=num_blocks, block_size=block_size)
+        others.tell(num_blocks=num_blocks, block_size=block_size, kernels=dict(part.kernels))
         part.group.join(others.meeting)
         runner = part.runner(num_blocks=num_blocks, block_size=block_size)
         others.answered()

@@ -67,6 +67,7 @@ def _compute(pipe: Connection, part: "ModelShard", meeting: Path) -> None:
     assert part.group is not None
     join = json.loads(pipe.recv_bytes()[len(COMMAND) :])
     part.group.join(meeting)
+    part = part.with_kernels(join["kernels"])
     runner = part.runner(num_blocks=join["num_blocks"], block_size=join["block_size"])
     pipe.send_bytes(_DONE)
     while True:

@@ -1,33 +1,119 @@
-"""Choice of the attention kernel for one forward pass."""
+"""Attention kernels of a forward pass without a cache: the candidates by operation, and the choice of one.
+
+An operation is what a layout asks for: whole rows of one document, rows of several documents, or a sliding
+window over either. The order of its candidates is the choice where nothing was measured. A candidate is a
+function that returns the kernel for a layout, or None where the device or the dtype has no such kernel.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch.nn.attention import SDPBackend
 
+from penstock.devices import accelerator
 from penstock.nn.attention import Attend
 from penstock.nn.kernels.layout import AttentionLayout, visibility_mask
 from penstock.nn.kernels.sdpa import Causal, Masked, by_document
 from penstock.nn.kernels.varlen_cpu import per_document
-from penstock.nn.kernels.varlen_flash import is_available, var_len
+from penstock.nn.kernels.varlen_flash import var_len
+
+ROWS, DOCUMENTS, WINDOW = "attention.rows", "attention.documents", "attention.window"
+
+Make = Callable[..., Attend | None]
+"""Takes the arguments of `choose_kernel`, without `kernels`."""
+
+
+def operation_of(layout: AttentionLayout) -> str:
+    """Return the operation that a layout asks for."""
+    if layout.is_windowed:
+        return WINDOW
+    return ROWS if layout.cu_seqlens is None else DOCUMENTS
 
 
 def choose_kernel(
-    layout: AttentionLayout, *, device: torch.device, dtype: torch.dtype, head_dim: int
+    layout: AttentionLayout,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    kernels: Mapping[str, str] | None = None,
 ) -> Attend:
-    """Return the fastest available kernel that is exact for this layout; called once per forward pass.
+    """Return a kernel that is exact for this layout; called once per forward pass.
 
     Args:
         device: device of queries and keys.
         dtype: dtype of queries and keys.
+        kernels: operation -> name of the candidate to use; None: the first of each.
     """
-    if layout.cu_seqlens is None and not layout.is_windowed:
-        return Causal()
-    if is_available(device=device, dtype=dtype, head_dim=head_dim):
-        return var_len(layout, device=device)
-    if device.type == "cpu":
-        return per_document(layout)
+    operation = operation_of(layout)
+    candidates = CANDIDATES[operation]
+    chosen = candidates.get((kernels or {}).get(operation, ""), _none)
+    for make in (chosen, *candidates.values()):
+        if (found := make(layout, device=device, dtype=dtype, head_dim=head_dim)) is not None:
+            return found
+    raise AssertionError("a mask serves every layout")
 
-    def mask() -> Tensor:
-        return visibility_mask(layout, device=device)
 
+def _none(_: AttentionLayout, **of: object) -> None:  # noqa: ARG001
+    return None
+
+
+def _causal(
+    _: AttentionLayout,
+    *,
+    device: torch.device,
+    backend: SDPBackend | None = None,
+    **of: object,  # noqa: ARG001
+) -> Attend | None:
+    return Causal(backend) if backend is None or accelerator.is_accelerator(device) else None
+
+
+def _per_document(layout: AttentionLayout, *, device: torch.device, **of: object) -> Attend | None:  # noqa: ARG001
+    return per_document(layout) if device.type == "cpu" else None
+
+
+def _by_document(
+    layout: AttentionLayout,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    **of: object,  # noqa: ARG001
+) -> Attend | None:
     like = torch.empty(0, dtype=dtype, device=device)
-    return by_document(layout, like=like, mask=mask) or Masked(mask())
+    return by_document(layout, like=like, mask=partial(visibility_mask, layout, device=device))
+
+
+def _flex(layout: AttentionLayout, **of: Any) -> Attend | None:  # Any: as in `choose_kernel`
+    from penstock.nn.kernels.flex import flex  # loads torch's compiler, which takes seconds
+
+    return flex(layout, **of)
+
+
+def _masked(layout: AttentionLayout, *, device: torch.device, **of: object) -> Attend:  # noqa: ARG001
+    return Masked(visibility_mask(layout, device=device))
+
+
+_PACKED: Mapping[str, Make] = {
+    "varlen": var_len,
+    "varlen, grouped heads": partial(var_len, tries_groups=True),
+    "documents": _per_document,
+    "SDPA by document": _by_document,
+    "SDPA with a mask": _masked,
+    "FlexAttention": _flex,
+}
+COSTS = {"FlexAttention": "compilation"}
+"""Candidates that cost more than time; they are never in use unless they were measured on purpose."""
+
+CANDIDATES: Mapping[str, Mapping[str, Make]] = {
+    ROWS: {
+        "SDPA": _causal,
+        "SDPA by cuDNN": partial(_causal, backend=SDPBackend.CUDNN_ATTENTION),
+        "SDPA by FlashAttention": partial(_causal, backend=SDPBackend.FLASH_ATTENTION),
+        **_PACKED,
+    },
+    DOCUMENTS: _PACKED,
+    WINDOW: _PACKED,
+}
+"""Operation -> name -> candidate, in the static order."""

@@ -10,14 +10,17 @@ keys[table[p // block_size], :, p % block_size]. The tokens of a step are concat
 `PagedStep`, made once a step, says which sequence each token belongs to. The tokens of one sequence in a
 step are its share.
 
-On CPUs one C++ operator attends (nn/native/paged_attention.cpp), on GPUs kernels in Triton
-(paged_triton.py). Plain PyTorch is their reference and the fallback for other types and devices. It attends
-single tokens together over gathered pages, and longer shares one by one.
+On CPUs one C++ operator attends (nn/native/paged_attention.cpp), on NVIDIA GPUs kernels in Triton
+(paged_triton.py), or for single tokens and for prompts the candidate that was measured to be faster
+(devices/kernel_choice.py). Plain PyTorch is their reference and the fallback for other types and devices. It
+attends single tokens together over gathered pages, and longer shares one by one.
 
 Legend: t tokens, s shares, w blocks of the longest table, h query heads, k key-value heads, d head dim.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int8
@@ -25,6 +28,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.nn import native
+from penstock.nn.kernels.paged_varlen import over_gathered, over_pages
 from penstock.nn.kernels.pages import PagedStep, from_rows, to_rows
 from penstock.nn.triton_support import has_triton, on_device_of
 
@@ -75,17 +79,36 @@ class Paged:
         """Attend with tokens first, the layout that the kernel reads and writes."""
         step = self.step
         if _has_kernels(q_thd, keys):
-            # imported here, because it takes a second and CPUs do not need it
-            from penstock.nn.kernels.paged_triton import paged_attention
-
             with on_device_of(q_thd):
-                return paged_attention(q_thd, keys, values, step, window=self.window, scale=scale)
+                return _by_choice(q_thd, keys, values, step, window=self.window, scale=scale)
         if not _has_operator(q_thd, keys):
             return plain_attention(q_thd, keys, values, step, window=self.window, scale=scale)
-        out: Tensor = torch.ops.penstock.paged_attention(
-            q_thd, keys, values, step.query_starts, step.lengths, step.block_tables, scale, self.window or 0
-        )
-        return out
+        return by_operator(q_thd, keys, values, step, window=self.window, scale=scale)
+
+
+_WORTH_GATHERING = 128
+"""Tokens of a share, on average, that make up for gathering its keys. Drafts have fewer."""
+_MOST_GATHERED = 2**16
+"""Most keys that are gathered, of all shares: 256 MiB with 8 heads of 128, which no plan of memory counts."""
+
+
+def _by_choice(
+    q_thd: Tensor, keys: Tensor, values: Tensor, step: PagedStep, *, window: int | None, scale: float
+) -> Tensor:
+    """Attend by the kernels that the step names for single tokens and for longer shares."""
+    how: dict[str, Any] = {"window": window, "scale": scale}
+    many, decode = step.num_singles, CANDIDATES[DECODE][step.kernels.get(DECODE, TRITON)]
+    if many == len(q_thd):
+        return decode(q_thd, keys, values, step, **how)
+    tokens, lengths = len(q_thd) - many, [length for *_, length in step.spans[many:]]
+    is_long = tokens >= _WORTH_GATHERING * len(lengths) and sum(lengths) <= _MOST_GATHERED
+    attend = CANDIDATES[PROMPTS][step.kernels.get(PROMPTS, TRITON) if is_long else TRITON]
+    if not many or attend is decode:
+        return attend(q_thd, keys, values, step, **how)
+    out = torch.empty_like(q_thd)
+    out[:many] = decode(q_thd[:many], keys, values, step.singles(), **how)
+    out[many:] = attend(q_thd[many:], keys, values, step.others(), **how)
+    return out
 
 
 def _has_operator(q_thd: Tensor, keys: Tensor) -> bool:
@@ -178,3 +201,41 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) ->
         k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
         grouped = False
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
+
+
+def by_triton(
+    q_thd: Tensor, keys: Tensor, values: Tensor, step: PagedStep, *, window: int | None, scale: float
+) -> Tensor:
+    """Attend by the kernels in Triton."""
+    from penstock.nn.kernels.paged_triton import paged_attention  # takes a second that CPUs do not need
+
+    return paged_attention(q_thd, keys, values, step, window=window, scale=scale)
+
+
+def by_operator(
+    q_thd: Tensor, keys: Tensor, values: Tensor, step: PagedStep, *, window: int | None, scale: float
+) -> Tensor:
+    """Attend by the C++ operator."""
+    out: Tensor = torch.ops.penstock.paged_attention(
+        q_thd, keys, values, step.query_starts, step.lengths, step.block_tables, scale, window or 0
+    )
+    return out
+
+
+DECODE, PROMPTS = "pages.decode", "pages.prompts"
+"""Operations: attention of single tokens, and of longer shares, over pages."""
+TRITON, OPERATOR = "Triton", "C++ operator"
+
+PageKernel = Callable[..., Tensor]
+"""Takes the arguments of `plain_attention`."""
+
+CANDIDATES: Mapping[str, Mapping[str, PageKernel]] = {
+    DECODE: {TRITON: by_triton, "varlen over pages": over_pages},
+    PROMPTS: {
+        TRITON: by_triton,
+        "varlen, gathered": over_gathered,
+        "varlen over pages": over_pages,
+        "SDPA, gathered": plain_attention,
+    },
+}
+"""Operation -> name -> kernel on GPUs, in the static order."""

@@ -7,8 +7,8 @@ head of one token, so the codes of a token depend on no other token and on no st
 Legend: t tokens, s shares, w blocks of the longest table.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -74,6 +74,8 @@ class PagedStep:
     """(first token, end, length) of each share, for code that runs on the host."""
     num_singles: int
     """Number of shares at the front that have one token each."""
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    """Operation of paged.py -> name of its kernel; those that are missing: the first of each."""
 
     @classmethod
     def from_arrays(
@@ -97,7 +99,33 @@ class PagedStep:
         many = np.flatnonzero(np.diff(query_starts) != 1)
         starts = query_starts.tolist()
         return cls(
-            **dict(zip(("slots", "query_starts", "lengths", "block_tables"), tensors, strict=True)),
+            slots=tensors[0],
+            query_starts=tensors[1],
+            lengths=tensors[2],
+            block_tables=tensors[3],
             spans=tuple(zip(starts, starts[1:], lengths.tolist(), strict=False)),
             num_singles=int(many[0]) if len(many) else len(lengths),
+        )
+
+    def singles(self) -> Self:
+        """Return the step of the shares at the front that have one token each; slots stay."""
+        many = self.num_singles
+        return replace(
+            self,
+            query_starts=self.query_starts[: many + 1],
+            lengths=self.lengths[:many],
+            block_tables=self.block_tables[:many],
+            spans=self.spans[:many],
+        )
+
+    def others(self) -> Self:
+        """Return the step of the other shares; tokens are counted from the first of them, and slots stay."""
+        past = self.num_singles
+        return replace(
+            self,
+            query_starts=self.query_starts[past:] - past,
+            lengths=self.lengths[past:],
+            block_tables=self.block_tables[past:],
+            spans=tuple((first - past, end - past, length) for first, end, length in self.spans[past:]),
+            num_singles=0,
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.nn.kernels.layout import AttentionChunk, AttentionLayout, pieces
@@ -70,11 +71,19 @@ def by_document(
 class Causal:
     """Causal attention; as many keys as queries."""
 
+    backend: SDPBackend | None = None
+    """Library that computes it, which raises where it cannot; None: as torch chooses."""
+
     def __call__(self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:
         """Attend causally; q is [b, h, l, d], k and v are [b, k, l, d]."""
-        return scaled_dot_product_attention(
-            q_bhld, k_bksd, v_bksd, is_causal=True, scale=scale, enable_gqa=_grouped(q_bhld, k_bksd)
-        )
+        if self.backend is None:
+            return _causal(q_bhld, k_bksd, v_bksd, scale)
+        with sdpa_kernel(self.backend):
+            return _causal(q_bhld, k_bksd, v_bksd, scale)
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=_grouped(q, k))
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,10 @@ Groups = int
 """Number of neighbours that share a scale, or WHOLE or ROW."""
 
 WHOLE, ROW = 0, -1
-_LARGEST_EXPONENT = {torch.float8_e4m3fn: 8, torch.float8_e5m2: 15}  # of 448 and 57344: 1.75 x 2**exponent
-_MANTISSA_OF_LARGEST = 0x600000  # of 1.75 in float32
+LARGEST_EXPONENT = {torch.float8_e4m3fn: 8, torch.float8_e5m2: 15}
+"""Of the largest numbers, 448 and 57344: 1.75 x 2**exponent."""
+MANTISSA_OF_LARGEST = 0x600000
+"""Of 1.75, in float32."""
 _NATIVE_MULTIPLE = 16  # the instructions need each dim to be a multiple of it
 _BLOCK = 32  # neighbours that share a scale in the block-scaled instructions
 
@@ -123,7 +125,7 @@ def rounded(x: Float[Tensor, "rows columns"], exponents: Tensor, size: int, dtyp
 def _exponents(largest: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the exponents of the smallest powers of two that bring numbers into the range of a dtype."""
     bits = largest.view(torch.int32)
-    exponents = (bits >> 23) + ((bits & 0x7FFFFF) > _MANTISSA_OF_LARGEST) - _LARGEST_EXPONENT[dtype]
+    exponents = (bits >> 23) + ((bits & 0x7FFFFF) > MANTISSA_OF_LARGEST) - LARGEST_EXPONENT[dtype]
     return exponents.clamp(1, 253).to(torch.uint8)
 
 

@@ -10,7 +10,9 @@ float8: for GPUs with such instructions, scales per output and per token (nn/lin
 torchao is not used: its layers bring no kernel that a CPU without AMX runs faster.
 """
 
+from collections.abc import Mapping
 from functools import cache
+from typing import Self
 
 import torch
 from jaxtyping import Float
@@ -20,7 +22,7 @@ from torch.nn import functional
 from penstock.core import env
 from penstock.nn import native
 from penstock.nn.linear.adapter_config import GROUP
-from penstock.nn.linear.float8 import ROW, Scaled, product, scaled
+from penstock.nn.linear.float8 import LARGEST_EXPONENT, MANTISSA_OF_LARGEST, ROW, Scaled, product, scaled
 from penstock.nn.linear.packed import PANEL, can_multiply, empty_panels, from_panels, in_huge_pages, to_panels
 from penstock.nn.linear.rounding import _by_chunks, _to_halves, from_halves, to_int8
 from penstock.nn.triton_support import has_triton, on_device_of
@@ -34,18 +36,52 @@ def multiplies_integers() -> bool:
     return bool({"avx512_vnni", "avx_vnni"} & set(env.cpu_features().split()))
 
 
+FEW_TOKENS = (1, 16, 64)
+"""Numbers of tokens up to which products have a kernel each; with more tokens the matrix is written out."""
+TRITON, WRITTEN_OUT, TINYGEMM = "Triton", "written out", "tinygemm"
+"""Kernels on GPUs: those of quantized_triton.py; a plain product with the matrix expanded to the tokens'
+dtype; torch's `_weight_int4pack_mm`, which reads a second copy of the codes, in an order of its own."""
+FLOAT8, BY_TORCH = "float8", "torch"
+"""Operation of float8 products; its kernels round the tokens: TRITON (float8_triton.py), or ten of torch."""
+
+
 class _Quantized(nn.Module):
     """Base of the layers here: sizes, and a bias in the dtype of the activations."""
 
     bias: Tensor | None
+    bits = ""
+    kernels: Mapping[str, str]
+    """`operation_of` -> name of its kernel on GPUs; those that are missing: Triton's."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
+        self.kernels = {}
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)
 
+    def use(self, kernels: Mapping[str, str]) -> Self:
+        """Compute by these kernels from now on; return the layer."""
+        self.kernels = kernels
+        return self
+
+    def kernel_for(self, x: Float[Tensor, "... inputs"]) -> str:
+        """Return the kernel of a product with `x` on a GPU."""
+        num_tokens = x.numel() // x.shape[-1]
+        if not has_triton(x.device) or num_tokens > FEW_TOKENS[-1]:
+            return WRITTEN_OUT
+        return self.kernels.get(operation_of(self.bits, num_tokens), TRITON)
+
     def _with_bias(self, out: Tensor) -> Tensor:
         return out if self.bias is None else out + self.bias
+
+
+def operation_of(bits: str, num_tokens: int) -> str:
+    """Return the operation of a product of a few tokens.
+
+    >>> operation_of("int8", 5)
+    'int8.16'
+    """
+    return f"{bits}.{min(most for most in FEW_TOKENS if most >= num_tokens)}"
 
 
 class Int8Linear(_Quantized):
@@ -57,6 +93,7 @@ class Int8Linear(_Quantized):
             scales are then those of the whole matrix. None: `linear` has all inputs.
     """
 
+    bits = "int8"
     codes: Tensor
     scales: Tensor
     offsets: Tensor | None
@@ -100,7 +137,7 @@ class Int8Linear(_Quantized):
                 x, self.codes, self.scales, self.offsets, self.bias, self.out_features
             )
             return out
-        if is_for(x):
+        if self.kernel_for(x) == TRITON:
             return self._with_bias(torch.ops.penstock.few_int8(x, self.codes, self.scales))
         if not self.rounds:
             exact = x if x.device.type != "cpu" else x.float()
@@ -123,10 +160,13 @@ class Int4Linear(_Quantized):
         rounds: round tokens to 8 bits too, on CPUs; the C++ operator does so where `multiplies_integers`.
     """
 
+    bits = "int4"
     codes: Tensor
     scales: Tensor
     offsets: Tensor | None
     """Of the C++ operator that rounds tokens: one 0."""
+    tinygemm: tuple[Tensor, Tensor] | None = None
+    """Codes and scales as `_weight_int4pack_mm` reads them; None: it is not used."""
 
     def __init__(self, linear: nn.Linear, *, rounds: bool = False) -> None:
         super().__init__(linear)
@@ -166,8 +206,10 @@ class Int4Linear(_Quantized):
                 x, self.codes, self.scales, self.offsets, self.bias, self.out_features
             )
             return out
-        if is_for(x):
+        if (kernel := self.kernel_for(x)) != WRITTEN_OUT:
             whole = functional.pad(x, (0, self._missing)) if self._missing else x
+            if kernel == TINYGEMM:
+                return self._with_bias(self._by_tinygemm(whole))
             return self._with_bias(torch.ops.penstock.few_int4(whole, self.codes, self.scales))
         if x.device.type != "cpu":
             return self._with_bias(functional.linear(x, self.matrix().to(x.dtype)))
@@ -176,6 +218,28 @@ class Int4Linear(_Quantized):
         tokens, factors = to_int8(x.flatten(0, -2))
         sums = functional.linear(tokens.float(), self.matrix()) * factors.unsqueeze(-1)
         return self._with_bias(sums.to(x.dtype).view(*x.shape[:-1], self.out_features))
+
+    def use(self, kernels: Mapping[str, str]) -> Self:
+        """Compute by these kernels from now on; return the layer. Tinygemm gets its copy of the codes.
+
+        Raises:
+            RuntimeError: torch has no such product for these sizes or this device.
+        """
+        is_needed = any(kernels.get(operation_of(self.bits, most)) == TINYGEMM for most in FEW_TOKENS)
+        if is_needed and not self.is_native:
+            codes, zeros = from_halves(self.codes), torch.zeros_like(self.scales)
+            inner = next(size for size in (8, 4, 2) if codes.shape[1] % (16 * size) == 0)
+            packed = torch.ops.aten._convert_weight_to_int4pack(codes[:, ::2] << 4 | codes[:, 1::2], inner)
+            scales = torch.stack([self.scales, zeros], 2).transpose(0, 1).contiguous()
+            self.tinygemm = packed, scales
+        return super().use(kernels)
+
+    def _by_tinygemm(self, x: Tensor) -> Tensor:
+        assert self.tinygemm is not None
+        out: Tensor = torch.ops.aten._weight_int4pack_mm(
+            x.flatten(0, -2), self.tinygemm[0], GROUP, self.tinygemm[1]
+        )
+        return out.view(*x.shape[:-1], self.out_features)
 
     def gradient(self, g: Float[Tensor, "... outputs"]) -> Float[Tensor, "... inputs"]:
         """Return the gradient of tokens from that of outputs, by the matrix of the forward pass.
@@ -191,6 +255,7 @@ class Int4Linear(_Quantized):
 class Float8Linear(_Quantized):
     """A linear layer with float8 matrix and tokens, and a scale per output and per token."""
 
+    bits = "float8"
     codes: Tensor
     exponents: Tensor
 
@@ -209,19 +274,28 @@ class Float8Linear(_Quantized):
         """Return the layer's outputs, [..., outputs] in the dtype of `x`."""
         tokens = x.flatten(0, -2)
         missing = -len(tokens) % 16 if self.is_native else 0  # the instructions take 16 tokens at a time
-        left = scaled(functional.pad(tokens, (0, 0, 0, missing)), ROW, torch.float8_e4m3fn)
+        padded = functional.pad(tokens, (0, 0, 0, missing)) if missing else tokens
+        if self.kernels.get(FLOAT8) == TRITON:
+            codes, exponents = torch.ops.penstock.round_rows(padded)
+            left = Scaled(codes, exponents, self.in_features)
+        else:
+            left = scaled(padded, ROW, torch.float8_e4m3fn)
         right = Scaled(self.codes, self.exponents, self.in_features)
         out = product(left, right, x.dtype, native=self.is_native)[: len(tokens)]
         return self._with_bias(out.view(*x.shape[:-1], self.out_features))
 
 
-MAX_TOKENS = 64
-"""Most tokens of a product in Triton; for more, expanding the matrix once to the tokens' dtype is faster."""
+def _round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    from penstock.nn.linear.float8_triton import rounded_rows
+
+    with on_device_of(x):
+        return rounded_rows(
+            x, largest_exponent=LARGEST_EXPONENT[torch.float8_e4m3fn], mantissa=MANTISSA_OF_LARGEST
+        )
 
 
-def is_for(x: Tensor) -> bool:
-    """True if the Triton operators support a product with x [..., inputs]."""
-    return has_triton(x.device) and x.numel() <= MAX_TOKENS * x.shape[-1]
+def _rounded_shape(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape, dtype=torch.float8_e4m3fn), x.new_empty((len(x), 1), dtype=torch.uint8)
 
 
 def _few_int8(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
@@ -241,6 +315,10 @@ def _few_int4(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
 def _shape(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:  # noqa: ARG001
     return x.new_empty(*x.shape[:-1], len(codes))
 
+
+torch.library.define("penstock::round_rows", "(Tensor x) -> (Tensor, Tensor)")
+torch.library.impl("penstock::round_rows", "CompositeExplicitAutograd", _round_rows)
+torch.library.register_fake("penstock::round_rows", _rounded_shape)
 
 for _name, _product in (("few_int8", _few_int8), ("few_int4", _few_int4)):
     torch.library.define(f"penstock::{_name}", "(Tensor x, Tensor codes, Tensor scales) -> Tensor")

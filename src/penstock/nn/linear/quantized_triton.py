@@ -1,8 +1,8 @@
 """Products of few tokens and an int8 or int4 matrix in Triton, for GPUs; the matrix is never expanded in
 memory.
 
-Such a product takes the time of reading its matrix. A program has some outputs and all tokens (at most
-`MAX_TOKENS` of quantized.py), converts codes to the tokens' dtype in registers, and multiplies. The matrix is
+Such a product takes the time of reading its matrix. A program has some outputs and all tokens (at
+most 64), converts codes to the tokens' dtype in registers, and multiplies. The matrix is
 the left factor, which tensor cores take from registers. A code becomes a float by writing it into the last
 bits of a large one, because GPUs convert integers at a quarter of the speed of additions.
 

@@ -29,7 +29,7 @@ from penstock.obs.report.html import (
 from penstock.obs.report.ranks import ReportedRanks, ranks_section
 from penstock.obs.report.rows import ReportedRows, rows_section
 from penstock.obs.report.run_charts import run_charts
-from penstock.obs.report.summary import Config, Figure, key_figures, outcome, setting, starts
+from penstock.obs.report.summary import UNKNOWN, Config, Figure, key_figures, outcome, setting, starts
 from penstock.obs.run_data.columns import RunData
 
 _STARTS = (
@@ -88,7 +88,7 @@ def render(
         ranks_section(ranks),
         _corpora(history.corpus_tokens) + heldout_table(history) + task_table(history),
         rows_section(rows),
-        _starts(history),
+        _starts(history) + _kernels(history),
         f"<section>{recipe}{glossary()}</section>",
         f"<footer>Drawn by <code>penstock report</code> from the files of the run.{damaged}</footer>",
     )
@@ -174,3 +174,23 @@ def _starts(history: History) -> str:
     left_out = len(rows) - len(shown)
     note = f"<p>The {left_out:,} starts before these are left out.</p>" if left_out else ""
     return f"<section><h2>Starts</h2>{note}{table('Starts', table_head(_STARTS) + body)}</section>"
+
+
+def _kernels(history: History) -> str:
+    """Return the table of the newest start's kernels, and by how much each was faster than the next."""
+    found = history.starts[-1].kernels if history.starts else {}
+    rows = [
+        (
+            key,
+            row.kernel,
+            f"{row.us[row.kernel]:,.4g} us" if row.kernel in row.us else UNKNOWN,
+            UNKNOWN if row.lead is None else f"{row.lead:.2f} times",
+            "; ".join(
+                [f"{name} {us:,.4g} us" for name, us in row.us.items() if name != row.kernel]
+                + [f"{name} out: {why}" for name, why in row.out.items()]
+            ),
+        )
+        for key, row in found.items()
+    ]
+    head = ("operation", "kernel", "time", "faster than the next", "others")
+    return section("Kernels of the last start", head, rows) if rows else ""

@@ -196,6 +196,9 @@ class Model(Reply):
     """Maximum tokens of prompt and answer together."""
     ignored_keys: list[str]
     """Keys of the model's config.json that were passed over by --ignore-key."""
+    kernels: dict[str, str]
+    """Operation -> name of the kernel that computes it, where several could: replicas whose kernels are equal
+    give the same bits on equal devices."""
 
 
 class Models(Reply):
@@ -226,6 +229,7 @@ def _model(name: str, served: ModelInfo) -> Model:
         root=served.name,
         max_model_len=served.context,
         ignored_keys=list(served.ignored_keys),
+        kernels=dict(served.kernels),
     )
 
 

@@ -304,6 +304,10 @@ class TrainConfig:
     auto, and plan again when resuming. Empty: the defaults of those keys. See docs/explanation/planner.md."""
     compute: Literal["float32", "bfloat16"] = "bfloat16"
     """Dtype of gathered weights and activations; reductions are float32, shards as in precision.weights."""
+    kernels: str = "auto"
+    """Choice among kernels that compute the same. auto: measured at a device's first start, in some seconds,
+    and kept for it; on CPUs, the first of each list. reference: the first of each list, unmeasured. Or a file
+    that `penstock kernels --out FILE` wrote. A resumed run keeps its kernels, if this key has not changed."""
 
     def __post_init__(self) -> None:
         length, context = self.data.longest, self.model.max_position_embeddings

@@ -1,0 +1,137 @@
+"""Measure which kernel computes each operation of a model fastest on this device, and keep the choice.
+
+MODEL is a recipe (a TOML file), for attention in training; or a run, a checkpoint or a Hugging Face folder,
+for attention over pages and products in serving. Each kernel is first tested against float64; one that fails
+is left out. On GPUs the table is kept, and training and serving use it (kernels = "auto"). On CPUs, where
+nothing is chosen by measurement, it is only shown and written to --out.
+
+example:
+  penstock kernels recipe.toml
+  penstock kernels ./Llama-3.1-8B --weights int4 --out h100.json --json
+  penstock serve ./Llama-3.1-8B --weights int4 --kernels h100.json
+
+exit codes: 0 done, 1 no kernel of an operation is right here, 2 wrong usage
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.options import add_fields, fields_of
+from penstock.core import clock
+from penstock.core.files import check_folder_of
+from penstock.core.log import set_up
+from penstock.core.units import plural
+from penstock.devices.kernel_table import KernelTable, kept
+from penstock.engine.config import EngineConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from penstock.devices.kernel_trial import Operation
+
+_EACH_S, _COSTLY_S = 0.5, 30.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "model", type=Path, metavar="MODEL", help="recipe, run, checkpoint or Hugging Face folder"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a recipe key"
+    )
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="processes of the recipe's run")
+    parser.add_argument(
+        "--quick", action="store_true", help="leave out kernels that must be compiled or take memory"
+    )
+    parser.add_argument("--show", action="store_true", help="print the kept choice, and measure nothing")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the table, for kernels = FILE")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON")
+    add_fields(
+        parser.add_argument_group("of serving"),
+        EngineConfig,
+        *("device", "weights", "cache", "max_sequences", "max_context", "block_size"),
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print and keep."""
+    if arguments.out:
+        check_folder_of(arguments.out, option="--out")
+    set_up()
+    from penstock.devices import accelerator  # torch
+    from penstock.devices.kernel_choice import identity_of, keep
+    from penstock.devices.kernel_trial import measure
+
+    device = accelerator.choose()
+    operations = (
+        _of_training(arguments, device) if arguments.model.is_file() else _of_serving(arguments, device)
+    )
+    name, versions = identity_of(device)
+    known = kept(name, versions).rows
+    if arguments.show:
+        rows = {one.key: known[one.key] for one in operations if one.key in known}
+        missing = [one.key for one in operations if one.key not in known]
+    else:
+        missing = []
+        _announce(operations, name, is_quick=arguments.quick)
+        started = clock.monotonic()
+        rows = {one.key: measure(one, device, on_purpose=not arguments.quick) for one in operations}
+        print(f"measured in {clock.monotonic() - started:.1f} s", file=sys.stderr)
+    table = KernelTable(device=name, versions=versions, rows=rows)
+    if accelerator.is_accelerator(device) and not arguments.show:
+        keep(table)
+    if arguments.out:
+        table.write(arguments.out)
+    print(json.dumps(asdict(table)) if arguments.json else "\n".join(_as_text(table, missing)))
+    return 0
+
+
+def _of_training(arguments: argparse.Namespace, device: "torch.device") -> "list[Operation[Any]]":
+    from penstock.parallel.layout import layout_of
+    from penstock.train.kernels import operations_of
+    from penstock.train.recipe.load import build_recipe, read_recipe
+
+    config = build_recipe(read_recipe(arguments.model, arguments.set))
+    return operations_of(config, layout_of(config.parallel, world_size=arguments.processes), device)
+
+
+def _of_serving(arguments: argparse.Namespace, device: "torch.device") -> "list[Operation[Any]]":
+    import torch
+
+    from penstock.engine.kernels import operations_of
+    from penstock.engine.model_runner.kv_cache import type_of_pages
+    from penstock.engine.model_runner.open import open_config
+
+    model, config = open_config(arguments.model), EngineConfig(**fields_of(arguments, EngineConfig))
+    dtype = torch.float32 if config.weights == "float32" else torch.bfloat16
+    pages = type_of_pages(config.cache, dtype=dtype, head_dim=model.size_of_head)
+    return operations_of(model, config, dtype=dtype, pages=pages, device=device)
+
+
+def _announce(operations: "list[Operation[Any]]", name: str, *, is_quick: bool) -> None:
+    plain = sum(not candidate.cost for one in operations for candidate in one.candidates)
+    costly = [] if is_quick else [c for one in operations for c in one.candidates if c.cost]
+    more = f", and up to {_COSTLY_S * len(costly):.0f} s for {plural(len(costly), 'more')} that cost more"
+    print(
+        f"{name}: {plural(plain, 'kernel')} of {plural(len(operations), 'operation')}, "
+        f"about {_EACH_S * plain:.0f} s{more if costly else ''}",
+        file=sys.stderr,
+    )
+
+
+def _as_text(table: KernelTable, missing: list[str]) -> list[str]:
+    lines = [f"{table.device} ({', '.join(f'{name} {text}' for name, text in table.versions.items())})"]
+    for key, row in table.rows.items():
+        lines += ["", key, f"  {row}"]
+        others = sorted((us, name) for name, us in row.us.items() if name != row.kernel)
+        lines += [f"  {name}: {us:.4g} us" for us, name in others]
+        lines += [f"  {name}: out, {why}" for name, why in row.out.items()]
+    lines += [f"{key}: not chosen yet on this device" for key in missing]
+    return (
+        lines if table.rows or missing else [*lines, "No operation of this model has several kernels here."]
+    )

@@ -1,0 +1,57 @@
+"""Attention over pages by PyTorch's variable-length kernel: over gathered keys and values, or over the pages.
+
+Gathering reads the pages once and writes them once more, which a long prompt makes up for: its attention
+reads each key many times. Nothing waits for the device. Legend as in paged.py.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from penstock.nn.kernels.pages import PagedStep, from_rows
+from penstock.nn.kernels.varlen_torch import attend_varlen, has_groups
+
+
+def over_gathered(
+    q_thd: Float[Tensor, "t h d"],
+    keys: Tensor,
+    values: Tensor,
+    step: PagedStep,
+    *,
+    window: int | None,
+    scale: float,
+) -> Float[Tensor, "t h d"]:
+    """Attend over the keys and values of all shares, gathered into one tensor each; `step` has spans."""
+    lengths = [length for _, _, length in step.spans]
+    total, longest = sum(lengths), (max(past - first for first, past, _ in step.spans), max(lengths))
+    ends = torch.nn.functional.pad(step.lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    share = torch.repeat_interleave(step.lengths, output_size=total)
+    position = torch.arange(total, device=q_thd.device) - ends[share]
+    block = step.block_tables[share, position // keys.shape[2]]
+    k, v = (from_rows(pages[block, :, position % keys.shape[2]], q_thd.dtype) for pages in (keys, values))
+    return attend_varlen(
+        q_thd, k, v, step.query_starts, ends,
+        longest=longest, window=window, scale=scale, repeats=not has_groups(),
+    )  # fmt: skip
+
+
+def over_pages(
+    q_thd: Float[Tensor, "t h d"],
+    keys: Tensor,
+    values: Tensor,
+    step: PagedStep,
+    *,
+    window: int | None,
+    scale: float,
+) -> Float[Tensor, "t h d"]:
+    """Attend over the pages where they lie; pages of the dtype of queries.
+
+    One split for each sequence, so that no result depends on the rest of the step.
+    """
+    k, v = keys.transpose(1, 2), values.transpose(1, 2)
+    width = step.block_tables.shape[1] * keys.shape[2]
+    most = 1 if len(q_thd) == len(step.lengths) else max(past - first for first, past, _ in step.spans)
+    return attend_varlen(
+        q_thd, k, v, step.query_starts, None, longest=(most, width), window=window, scale=scale,
+        seqused_k=step.lengths, block_table=step.block_tables, num_splits=1,
+    )  # fmt: skip

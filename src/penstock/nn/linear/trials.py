@@ -1,0 +1,111 @@
+"""Products with int8, int4 and float8 matrices as operations with candidates: tests, and what is timed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from penstock.devices.kernel_trial import Call, Candidate, Operation
+from penstock.nn.linear.float8 import RECIPES, ROW, has_native, scaled
+from penstock.nn.linear.quantized import (
+    BY_TORCH,
+    FEW_TOKENS,
+    FLOAT8,
+    TINYGEMM,
+    TRITON,
+    WRITTEN_OUT,
+    Float8Linear,
+    Int4Linear,
+    Int8Linear,
+    operation_of,
+)
+from penstock.nn.triton_support import has_triton
+
+_NEAR = {torch.float32: 2**-14, torch.float16: 2**-9, torch.bfloat16: 2**-6}
+"""Of the largest result: roundings of the matrix and the result; float32 is multiplied as three TF32."""
+_TRIAL = (96, 320)
+"""Outputs and inputs of the tested matrix: no multiples of what a program has."""
+Layer = Int8Linear | Int4Linear | Float8Linear
+_KINDS: dict[str, Callable[[nn.Linear], Layer]] = {
+    "int8": Int8Linear,
+    "int4": Int4Linear,
+    "float8": partial(Float8Linear, is_native=True),
+}
+_KERNELS = {
+    "int8": {TRITON: "", WRITTEN_OUT: ""},
+    "int4": {TRITON: "", WRITTEN_OUT: "", TINYGEMM: "a second copy of the codes"},
+    "float8": {BY_TORCH: "", TRITON: ""},
+}
+"""Format of the matrix -> kernel -> its cost, in the static order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """Tokens and a rounded layer."""
+
+    layer: Layer
+    x: Tensor
+
+
+def product_operations(
+    bits: str, *, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
+) -> list[Operation[Product]]:
+    """Return the products of few tokens and a matrix; none where there is one kernel only.
+
+    Args:
+        bits: format of the matrices, `EngineConfig.weights`.
+    """
+    has_one = bits == FLOAT8 and not has_native(RECIPES["float8_rowwise"], device.type)
+    if bits not in _KINDS or not has_triton(device) or dtype not in _NEAR or has_one:
+        return []
+    made = partial(_product, bits, dtype=dtype, device=device)
+    return [
+        Operation(
+            name=_operation_of(bits, most),
+            shape=f"{most} tokens, {outputs} x {inputs}, {str(dtype).removeprefix('torch.')}",
+            candidates=[
+                Candidate(name=name, prepare=partial(_prepared, name), cost=cost)
+                for name, cost in _KERNELS[bits].items()
+            ],
+            trial=partial(made, most, *_TRIAL),
+            load=partial(made, most, outputs, inputs),
+            exact=_exact,
+            near=_NEAR[dtype],
+            is_replayed=True,
+        )
+        for most in (FEW_TOKENS if bits != FLOAT8 else FEW_TOKENS[-1:])
+    ]
+
+
+def _operation_of(bits: str, num_tokens: int) -> str:
+    return FLOAT8 if bits == FLOAT8 else operation_of(bits, num_tokens)
+
+
+def _product(
+    bits: str, num_tokens: int, outputs: int, inputs: int, *, dtype: torch.dtype, device: torch.device
+) -> Product:
+    drawn = partial(torch.randn, generator=torch.Generator(device).manual_seed(0), device=device)
+    linear = nn.Linear(inputs, outputs, bias=False, device="meta")
+    linear.weight = nn.Parameter(drawn(outputs, inputs, dtype=dtype) / 10, requires_grad=False)
+    return Product(layer=_KINDS[bits](linear), x=drawn(num_tokens, inputs, dtype=dtype))
+
+
+def _prepared(name: str, case: Product) -> Call:
+    layer = case.layer
+    kernels = {_operation_of(layer.bits, len(case.x)): name}
+    layer.use(kernels)
+
+    @torch.no_grad()
+    def call() -> tuple[Tensor]:
+        layer.kernels = kernels
+        return (layer(case.x),)
+
+    return call
+
+
+def _exact(case: Product) -> tuple[Tensor]:
+    if isinstance(case.layer, Float8Linear):  # its tokens are rounded too
+        case = replace(case, x=scaled(case.x, ROW, torch.float8_e4m3fn).values(torch.float32))
+    return (case.x.double() @ case.layer.matrix().double().t(),)

@@ -1,0 +1,62 @@
+"""Every kernel that may be chosen by measurement, against float64, and the choice itself."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from penstock.devices.kernel_trial import failure, measure
+from penstock.nn.kernels.trials import Heads, attention_operations, page_operations
+from penstock.nn.linear.trials import product_operations
+
+
+def operations(device, is_tiny):
+    """Return all operations, at the sizes of a layer of an 8B Llama."""
+    heads, length = ((4, 2, 16), 128) if is_tiny else ((32, 8, 128), 4096)
+    hidden, wide = (64, 128) if is_tiny else (4096, 28672)
+    dtype = torch.float32 if is_tiny else torch.bfloat16
+    sizes = Heads(heads=heads[0], kv_heads=heads[1], head_dim=heads[2], dtype=dtype, device=device)
+    paged = {"block_size": 16, "sequences": 4, "prompt": length // 2, "context": length // 2}
+    products = [
+        one
+        for bits in ("int8", "int4", "float8")
+        for one in product_operations(bits, outputs=wide, inputs=hidden, dtype=dtype, device=device)
+    ]
+    return {
+        one.name + (", 8 bits" if "8 bits" in one.shape else ""): one
+        for one in [
+            *attention_operations(sizes, rows=2, length=length, windows={None, length // 4}),
+            *page_operations(sizes, pages=dtype, **paged),
+            *page_operations(sizes, pages=torch.int8, **paged),
+            *products,
+        ]
+    }
+
+
+NAMES = [
+    *("attention.rows", "attention.documents", "attention.window"),
+    *(f"pages.{what}{bits}" for what in ("decode", "prompts") for bits in ("", ", 8 bits")),
+    *(f"{bits}.{most}" for bits in ("int8", "int4") for most in (1, 16, 64)),
+    "float8",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_candidate_is_right_or_is_not_there(name, device, is_tiny):
+    """One that raises is out, as it is in use; one that computes is right, and the first computes."""
+    operation = operations(device, is_tiny).get(name)
+    if operation is None:
+        pytest.skip("this device has one kernel of it")
+    whys = {candidate.name: failure(operation, candidate) for candidate in operation.candidates}
+    assert whys[operation.candidates[0].name] == ""
+    assert not [why for why in whys.values() if why.startswith("wrong")], whys
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_choice_is_one_that_was_timed(name, device, is_tiny):
+    operation = operations(device, is_tiny).get(name)
+    if operation is None:
+        pytest.skip("this device has one kernel of it")
+    row = measure(operation, device)
+    assert row.kernel in row.us
+    assert row.us[row.kernel] <= 1.02 * min(row.us.values())

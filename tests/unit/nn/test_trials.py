@@ -1,0 +1,224 @@
+"""Each candidate of each operation is tested against float64; here those that a CPU has."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from penstock.devices.kernel_trial import failure, measure
+from penstock.nn import native
+from penstock.nn.kernels import choose, paged, paged_varlen
+from penstock.nn.kernels.layout import AttentionLayout
+from penstock.nn.kernels.pages import from_rows
+from penstock.nn.kernels.sdpa import Causal
+from penstock.nn.kernels.trials import Heads, attention_operations, page_operations
+from penstock.nn.linear.trials import product_operations
+from tests.paged_cases import a_layer, a_step, written_out
+
+CPU = torch.device("cpu")
+
+
+def heads(dtype=torch.float32):
+    return Heads(heads=4, kv_heads=2, head_dim=16, dtype=dtype, device=CPU)
+
+
+def operations(dtype=torch.float32, pages=None):
+    return [
+        *attention_operations(heads(dtype), rows=1, length=400, windows={None, 20}),
+        *page_operations(
+            heads(dtype), pages=pages or dtype, block_size=16, sequences=2, prompt=40, context=70, window=50
+        ),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_every_candidate_of_a_cpu_is_right(dtype):
+    tried = 0
+    for operation in operations(dtype):
+        for candidate in operation.candidates:
+            if dtype == torch.float64 and candidate.name == paged.OPERATOR:
+                continue  # of float32 and bfloat16
+            assert failure(operation, candidate) == "", (operation.name, candidate.name)
+            tried += 1
+    assert tried >= 12
+
+
+def test_pages_of_8_bits_have_candidates_that_are_right():
+    for operation in operations(torch.bfloat16, pages=torch.int8)[-2:]:
+        assert [failure(operation, candidate) for candidate in operation.candidates] == [""] * len(
+            operation.candidates
+        )
+
+
+def test_the_order_of_candidates_is_the_choice_without_measurement():
+    first = {operation.name: operation.candidates[0].name for operation in operations()}
+    assert first == {
+        choose.ROWS: "SDPA",
+        choose.DOCUMENTS: "documents",
+        choose.WINDOW: "documents",
+        paged.DECODE: paged.OPERATOR if native.is_available() else "SDPA, gathered",
+        paged.PROMPTS: paged.OPERATOR if native.is_available() else "SDPA, gathered",
+    }
+
+
+@pytest.mark.parametrize("name", [choose.ROWS, choose.DOCUMENTS, choose.WINDOW])
+def test_a_kernel_that_sees_too_much_is_found_wrong(name):
+    """The test tells kernels apart: one that ignores documents and windows is right for whole rows alone."""
+    operation = next(one for one in operations() if one.name == name)
+    whole = replace(operation, candidates=[replace(operation.candidates[0], prepare=_as_whole_rows)])
+    assert failure(whole, whole.candidates[0]).startswith("wrong by") == (name != choose.ROWS)
+
+
+def _as_whole_rows(case):
+    def call():
+        out = Causal()(case.q, case.k, case.v, scale=case.q.shape[-1] ** -0.5)
+        return out, *torch.autograd.grad(out, (case.q, case.k, case.v), case.upstream)
+
+    return call
+
+
+def test_attention_of_a_cpu_is_measured_by_the_same_code():
+    for operation in attention_operations(heads(), rows=1, length=400):
+        row = measure(operation, CPU)
+        assert row.us.keys() == {candidate.name for candidate in operation.candidates}
+        assert row.kernel in row.us
+        assert row.out == {}
+
+
+def test_documents_too_short_for_a_call_each_leave_that_candidate_out():
+    (_, documents) = attention_operations(heads(), rows=1, length=100)
+    assert "no such kernel for these documents" in measure(documents, CPU).out["SDPA by document"]
+
+
+def test_a_model_whose_layers_all_have_a_window_has_no_other_operation():
+    assert [one.name for one in attention_operations(heads(), rows=1, length=64, windows={16})] == [
+        choose.WINDOW
+    ]
+    assert [one.name for one in attention_operations(heads(), rows=1, length=64, windows={64})] == [
+        choose.ROWS,
+        choose.DOCUMENTS,
+    ]
+
+
+def test_keys_name_all_that_a_time_depends_on():
+    keys = {one.key for one in operations()} | {one.key for one in operations(torch.bfloat16)}
+    assert len(keys) == 10
+    assert "attention.rows 1 x 400, 4 heads of 2, 16 wide, float32" in keys
+
+
+def test_products_have_one_kernel_on_cpus():
+    assert product_operations("int8", outputs=64, inputs=64, dtype=torch.float32, device=CPU) == []
+
+
+def chosen(name, layout=None):
+    layout = layout or AttentionLayout(batch=1, seq_len=8, cu_seqlens=torch.tensor([0, 3, 8]))
+    return choose.choose_kernel(
+        layout, device=CPU, dtype=torch.float32, head_dim=16, kernels={choose.operation_of(layout): name}
+    )
+
+
+def test_a_chosen_kernel_is_used_and_one_that_is_missing_is_the_first():
+    assert type(chosen("SDPA with a mask")).__name__ == "Masked"
+    assert type(chosen("documents")).__name__ == "PerDocument"
+    for missing in ("varlen", "FlexAttention", "of another version"):
+        assert type(chosen(missing)).__name__ == "PerDocument"
+
+
+SHARES = [(1, 40), (1, 3), (130, 150), (200, 200)]
+
+
+@pytest.fixture
+def on_a_gpu_of_plain_torch(monkeypatch):
+    """Have the CPU taken for a GPU whose kernels are those of plain torch; count the calls of each."""
+    calls = []
+
+    def kernel(name):
+        def attend(*args, **how):
+            calls.append((name, len(args[0])))
+            return paged.plain_attention(*args, **how)
+
+        return attend
+
+    def varlen(q, k, v, q_ends, k_ends, *, longest, window, scale, repeats):  # noqa: ARG001
+        out, group = torch.empty_like(q), q.shape[1] // k.shape[1]
+        for (first, past), (since, until) in zip(_pairs(q_ends), _pairs(k_ends), strict=True):
+            assert past - first <= longest[0]
+            assert until - since <= longest[1]
+            own = torch.arange(until - since)[None]
+            position = own[:, until - since - (past - first) :].T
+            seen = (own <= position) & (own > position - (window or len(own[0])))
+            k_here, v_here = (t[since:until].repeat_interleave(group, 1) for t in (k, v))
+            scores = torch.einsum("qhd,shd->hqs", q[first:past], k_here) * scale
+            weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+            out[first:past] = torch.einsum("hqs,shd->qhd", weights, v_here)
+        calls.append(("varlen", len(q)))
+        return out
+
+    monkeypatch.setattr(paged, "_has_kernels", lambda *_: True)
+    monkeypatch.setattr(paged_varlen, "attend_varlen", varlen)
+    monkeypatch.setitem(paged.CANDIDATES[paged.DECODE], paged.TRITON, kernel("decode"))
+    monkeypatch.setitem(paged.CANDIDATES[paged.PROMPTS], paged.TRITON, kernel("prompts"))
+    return calls
+
+
+def _pairs(ends):
+    return list(zip(ends.tolist(), ends.tolist()[1:], strict=False))
+
+
+def attended(shares, kernels, *, window=None, pages=None):
+    """Attend as the engine does; return the result and what is exact."""
+    step, num_blocks = a_step(shares, block_size=16)
+    sizes = {"heads": 4, "kv_heads": 2, "block_size": 16, "head_dim": 8}
+    layer, q, *_ = a_layer(step, num_blocks, **sizes, pages=pages)
+    attend = paged.Paged(replace(step, kernels=kernels), window)
+    found = attend(q, layer.keys, layer.values, scale=0.3)
+    return found.double(), written_out(q, layer, shares, scale=0.3, window=window)
+
+
+@pytest.mark.parametrize("pages", [None, torch.int8], ids=["16 bits", "8 bits"])
+@pytest.mark.parametrize("window", [None, 45])
+@pytest.mark.parametrize("prompts", ["varlen, gathered", "SDPA, gathered", paged.TRITON])
+def test_prompts_and_single_tokens_each_have_a_kernel(prompts, window, pages, on_a_gpu_of_plain_torch):
+    found, exact = attended(SHARES, {paged.PROMPTS: prompts}, window=window, pages=pages)
+    torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)
+    calls = on_a_gpu_of_plain_torch
+    assert calls[0] == ("decode", 2)
+    if prompts == "varlen, gathered":
+        assert calls[1:] == [("varlen", 330)]
+
+
+@pytest.mark.usefixtures("on_a_gpu_of_plain_torch")
+def test_prompts_alone_and_single_tokens_alone_are_one_call(on_a_gpu_of_plain_torch):
+    kernels = {paged.PROMPTS: "varlen, gathered"}
+    for shares, call in ((SHARES[2:], ("varlen", 330)), (SHARES[:2], ("decode", 2))):
+        on_a_gpu_of_plain_torch.clear()
+        found, exact = attended(shares, kernels)
+        torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)
+        assert on_a_gpu_of_plain_torch == [call]
+
+
+@pytest.mark.parametrize(
+    ("shares", "limit"),
+    [([(5, 300), (127, 127)], 2**16), ([(128, 128), (200, 200)], 300)],
+    ids=["few", "long"],
+)
+def test_drafts_and_long_contexts_are_not_gathered(shares, limit, monkeypatch, on_a_gpu_of_plain_torch):
+    monkeypatch.setattr(paged, "_MOST_GATHERED", limit)
+    found, exact = attended(shares, {paged.PROMPTS: "varlen, gathered"})
+    torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)
+    assert [name for name, _ in on_a_gpu_of_plain_torch] == ["prompts"]
+
+
+def test_gathered_rows_are_those_of_the_pages():
+    """What `over_gathered` reads, against reading position by position."""
+    step, num_blocks = a_step([(128, 200)], block_size=16)
+    layer, *_ = a_layer(step, num_blocks, heads=2, kv_heads=2, block_size=16, head_dim=4, pages=torch.int8)
+    p = torch.arange(200)
+    block = step.block_tables[torch.zeros(200, dtype=torch.long), p // 16]
+    one_by_one = torch.stack(
+        [
+            from_rows(layer.keys[int(step.block_tables[0, i // 16]), :, i % 16], torch.float32)
+            for i in range(200)
+        ]
+    )
+    assert torch.equal(from_rows(layer.keys[block, :, p % 16], torch.float32), one_by_one)
