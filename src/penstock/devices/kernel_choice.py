@@ -61,38 +61,33 @@ def choose(
     """
     name, versions = identity_of(device)
     until = clock.monotonic() + FIRST_START_S
+    again = recorded if recorded is not None and recorded.setting == setting else KernelTable()
     pinned = None if setting in (AUTO, REFERENCE) else KernelTable.read(Path(setting))
     is_measured = setting == AUTO and accelerator.is_accelerator(device)
     known = kept(name, versions) if is_measured else KernelTable()
     rows, new = {}, {}
     for operation in operations:
-        row = None
-        if recorded is not None and recorded.setting == setting:
-            row = _recorded(operation, recorded, is_same_device=recorded.is_of(name, versions))
-        if row is None and pinned is not None:
-            row = _pinned(operation, pinned, setting)
-        if row is None and (found := known.rows.get(operation.key)) and operation.candidate(found.kernel):
+        row = again.of(operation.name)
+        if row and (why := _refused(operation, row, is_trusted=again.is_of(name, versions))):
+            log.warning("kernel=%s operation=%s recorded=replaced reason=%r", row.kernel, operation.name, why)
+            row = None
+        if pinned is not None:
+            row = row or _pinned(operation, pinned, setting)
+        elif row is None and (found := known.rows.get(operation.key)) and operation.candidate(found.kernel):
             row = found
-        if row is None and is_measured and len(operation.candidates) > 1 and clock.monotonic() < until:
+        elif row is None and is_measured and len(operation.candidates) > 1 and clock.monotonic() < until:
             row = new[operation.key] = _measured_or_first(operation, device)
         rows[operation.key] = row or Row(kernel=operation.candidates[0].name)
     keep(KernelTable(device=name, versions=versions, rows={key: row for key, row in new.items() if row.us}))
     return KernelTable(setting=setting, device=name, versions=versions, rows=rows)
 
 
-def _recorded(operation: Operation[Case], recorded: KernelTable, *, is_same_device: bool) -> Row | None:
-    """Return the row that a run has used so far; None: it has none, or this device lacks the kernel."""
-    row = recorded.of(operation.name)
-    if row is None:
-        return None
+def _refused(operation: Operation[Case], row: Row, *, is_trusted: bool = False) -> str:
+    """Return why a device cannot use a row; empty: it can. A row of the same device is trusted untested."""
     candidate = operation.candidate(row.kernel)
-    why = "this device has no such kernel" if candidate is None else ""
-    if candidate is not None and not is_same_device:
-        why = failure(operation, candidate)
-    if not why:
-        return row
-    log.warning("kernel=%s operation=%s recorded=replaced reason=%r", row.kernel, operation.name, why)
-    return None
+    if candidate is None:
+        return "this device has no such kernel"
+    return "" if is_trusted else failure(operation, candidate)
 
 
 def _pinned(operation: Operation[Case], pinned: KernelTable, file: str) -> Row | None:
@@ -101,10 +96,7 @@ def _pinned(operation: Operation[Case], pinned: KernelTable, file: str) -> Row |
         log.warning(
             "operation=%s kernels=%s has no row of it: its first kernel is used", operation.name, file
         )
-        return None
-    candidate = operation.candidate(row.kernel)
-    why = "it has none of that name" if candidate is None else failure(operation, candidate)
-    if why:
+    elif why := _refused(operation, row):
         raise ConfigError(
             f"{file} pins {operation.name} to a kernel that this device lacks ({why})",
             got=row.kernel,

@@ -102,7 +102,7 @@ class KernelTable:
         except ConfigError as error:
             raise ConfigError(
                 f"{path} holds no table of kernels: {error}",
-                fix="Write it anew by `penstock kernels --out FILE`.",
+                fix="Write it again by `penstock kernels --out FILE`.",
             ) from None
 
     def write(self, path: Path) -> None:

@@ -85,9 +85,6 @@ def _wrong(operation: Operation[Case], candidate: Candidate[Case]) -> str:
     case = operation.trial()
     call = candidate.prepare(case)
     found = call()
-    device = found[0].device
-    if operation.is_replayed and accelerator.kind_of(device).has_graphs:
-        accelerator.captured(call, device)
     errors = [
         float((ours.detach().double() - theirs.detach()).abs().max() / theirs.detach().abs().max())
         for ours, theirs in zip(found, operation.exact(case), strict=True)
@@ -106,43 +103,38 @@ def measure(operation: Operation[Case], device: torch.device, *, on_purpose: boo
         PenstockError: some compute, and none is right.
         RuntimeError: none computes.
     """
-    tried = [one for one in operation.candidates if on_purpose or not one.cost]
-    out = {one.name: why for one in tried if (why := failure(operation, one))}
-    for name, why in out.items():
-        log.warning("kernel=%s operation=%s out=%r", name, operation.name, why)
-    right = [one for one in tried if one.name not in out]
-    if not right and any(why.startswith(_WRONG) for why in out.values()):
+    case = operation.load()
+    calls: dict[str, Callable[[], object]] = {}
+    out: dict[str, str] = {}
+    for one in operation.candidates:
+        if one.cost and not on_purpose:
+            continue
+        why = failure(operation, one)
+        try:
+            if not why:
+                calls[one.name] = _ready(operation, one.prepare(case), device)
+        except Exception as error:  # the real size may not fit into the memory
+            why = _words_of(error)
+        if why:
+            out[one.name] = why
+            log.warning("kernel=%s operation=%s out=%r", one.name, operation.name, why)
+    if not calls and any(why.startswith(_WRONG) for why in out.values()):
         raise PenstockError(
             f"No kernel computes {operation.name} right on this device: {out}",
             fix='Examine the device (penstock doctor --checks gpus). kernels = "reference" skips the test.',
         )
-    if not right:
-        raise RuntimeError(f"No kernel of {operation.name} runs: {out}")
-    calls, failed = _prepared(operation, right, device)
     if not calls:
-        raise RuntimeError(f"No kernel of {operation.name} has room: {failed}")
+        raise RuntimeError(f"No kernel of {operation.name} runs: {out}")
     us = _times(calls, device)
-    return Row(kernel=fastest(us), us=us, out=out | failed)
+    return Row(kernel=fastest(us), us=us, out=out)
 
 
-def _prepared(
-    operation: Operation[Case], right: Sequence[Candidate[Case]], device: torch.device
-) -> tuple[dict[str, Callable[[], object]], dict[str, str]]:
-    """Return the calls to time, which have run once, and why others cannot: for lack of memory, say."""
-    case = operation.load()
-    calls: dict[str, Callable[[], object]] = {}
-    failed: dict[str, str] = {}
-    for one in right:
-        try:
-            call: Callable[[], object] = one.prepare(case)
-            call()
-            if operation.is_replayed and accelerator.kind_of(device).has_graphs:
-                call = accelerator.captured(call, device)
-            calls[one.name] = call
-        except Exception as error:  # as in `failure`
-            failed[one.name] = _words_of(error)
-            log.warning("kernel=%s operation=%s out=%r", one.name, operation.name, failed[one.name])
-    return calls, failed
+def _ready(
+    operation: Operation[Case], call: Callable[[], object], device: torch.device
+) -> Callable[[], object]:
+    call()
+    is_graph = operation.is_replayed and accelerator.kind_of(device).has_graphs
+    return accelerator.captured(call, device) if is_graph else call
 
 
 def _words_of(error: Exception) -> str:
