@@ -65,7 +65,7 @@ CASES = (
     Case("serve-1b", "serving", 35.0, (REST,)),
     Case("serve-8b-vllm", "serving", 2.0, (REST,)),
     Case("int8", "kernels", 15.0, (REST,)),
-    Case("choice", "kernels", 12.0, (REST,)),
+    Case("choice", "kernels", 12.0, ()),
     Case("equalities-others", "equalities", 70.0, (REST,)),
     Case("checkpoint-1b", "training", 35.0, (REST,)),
     Case("plan", "planner", 12.0, COMMANDS),
