@@ -13,7 +13,7 @@ Changes = dict[str, tuple[Any, Any]]  # Any: JSON values
 
 QUOTED = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*')"""
 """Pattern of a name in quotes."""
-_ITEM = re.compile(rf"\s*({QUOTED}[^,]*|[^,]*)(?:,|$)")
+_ITEM = re.compile(rf"\s*({QUOTED}[^,]*|[^,]*),")
 
 
 def unquoted(name: str) -> str:
@@ -39,13 +39,7 @@ def comma_separated(text: str) -> list[str]:
     >>> comma_separated('web=0.2, "a,b"=0.5, it\'s=0.3')
     ['web=0.2', '"a,b"=0.5', "it's=0.3"]
     """
-    items, at, is_more = [], 0, True
-    while is_more:
-        match = _ITEM.match(text, at)
-        assert match is not None, text
-        items.append(match[1].strip())
-        at, is_more = match.end(), match[0].endswith(",")
-    return items
+    return [item.strip() for item in _ITEM.findall(f"{text},")]
 
 
 def listed_names(text: str) -> list[str]:
