@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from penstock.cli.streams import utf8_text
 from penstock.core.errors import UsageError
 from penstock.core.toml import comma_separated, unquoted
+from penstock.core.units import Count, parse_count
 from penstock.engine.config import EngineConfig
 from penstock.engine.sampling_params import Params, Sampling
 
@@ -43,14 +44,15 @@ def add_fields(
     A field says all of its option: name, type, choices and default. Its help is the first paragraph of the
     text below it, in which "None: x" or "Empty: x" tells the default of what has none, and "False: x"
     what `--no-NAME` does where True is the default. A tuple is an option that may be repeated. A float named
-    `NAME_s` is the option `--NAME` and takes a time such as 90m. A field without default is required.
+    `NAME_s` is the option `--NAME` and takes a time such as 90m; a `Count` takes 10M or 64MiB. A field
+    without default is required.
 
     Args:
         names: fields whose options have their names.
         defaults: field -> default of its option, where that is not the field's.
         options: field -> name of its option, such as `num_heads="--heads"`.
     """
-    types, texts = get_type_hints(kind), field_texts(kind)
+    types, texts = get_type_hints(kind, include_extras=True), field_texts(kind)
     known = {field.name: field.default for field in dataclasses.fields(kind)} | dict(defaults or {})
     for name in (*names, *options):
         is_time = types[name] is float and name.endswith("_s")
@@ -80,6 +82,7 @@ _METAVARS: dict[Any, str] = {
     str: "TEXT",
     Path: "PATH",
     seconds: "TIME",
+    parse_count: "N",
 }  # Any: what reads a text
 
 
@@ -95,7 +98,8 @@ def _argument(kind: Any, default: object, text: str) -> dict[str, Any]:  # Any: 
     if get_origin(kind) is Literal:
         settings: dict[str, Any] = {"choices": members}
     else:
-        value_type = members[0] if members else kind
+        value_type = members[0] if members and kind != Count else kind
+        value_type = parse_count if value_type == Count else value_type
         settings = {"type": value_type, "metavar": _METAVARS[value_type]}
     if get_origin(kind) is tuple:
         text += "; may be repeated" + (f"; default: {otherwise}" if otherwise else "")
@@ -104,6 +108,8 @@ def _argument(kind: Any, default: object, text: str) -> dict[str, Any]:  # Any: 
         return {**settings, "required": True, "help": text}
     unit = " s" if kind is seconds else ""
     shown = otherwise or (f"{default:g}{unit}" if isinstance(default, float) else default)
+    if kind == Count:
+        shown = f"{default:,}"
     if shown == "":
         return {**settings, "default": default, "help": text}
     return {**settings, "default": default, "help": f"{text}; default: {shown}"}

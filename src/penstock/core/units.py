@@ -3,7 +3,7 @@
 import math
 import re
 from fractions import Fraction
-from typing import Literal
+from typing import Annotated, Literal
 
 from penstock.core.errors import UsageError
 
@@ -15,6 +15,10 @@ _LARGEST = 1e15
 
 Unit = Literal["number", "share"]
 _SIZE |= {f"{letter}i": 2 ** (10 * power) for power, letter in enumerate("kmgt", start=1)}
+
+
+Count = Annotated[int, "count"]
+"""A field whose option takes a count such as 10M or 64MiB."""
 
 
 def parse_count(text: str) -> int:

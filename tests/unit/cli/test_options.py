@@ -7,6 +7,7 @@ from typing import Literal
 import pytest
 
 from penstock.cli.options import add_fields, fields_of
+from penstock.core.units import Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,14 @@ class Config:
     """Keep blocks; False: forget them."""
     trust: bool = False
     """Names become tokens. False: they are text."""
+    size: Count = 10
+    """Bytes at most."""
+    limit: Count | None = None
+    """Rows at most; None: all."""
+    wait_s: float = 60.0
+    """Longest wait."""
+    queue: str = ""
+    """Name of a queue. Empty: the engine's own."""
     stops: tuple[str, ...] = ()
     """Texts that end an answer."""
 
@@ -36,7 +45,7 @@ class Config:
 def a_parser():
     parser = argparse.ArgumentParser(prog="test", add_help=False)
     add_fields(parser, Config, "rate", "cache", "context", "device", "reuse", "trust", stops="--stop")
-    add_fields(parser, Config, num_steps="--steps")
+    add_fields(parser, Config, "size", "limit", "wait_s", "queue", num_steps="--steps")
     return parser
 
 
@@ -47,6 +56,7 @@ def a_parser():
         ("--rate 0.5 --cache int8 --context 7", {"rate": 0.5, "cache": "int8", "context": 7}),
         ("--no-reuse --trust --device cpu", {"reuse": False, "trust": True, "device": "cpu"}),
         ("--stop a --stop b", {"stops": ("a", "b")}),
+        ("--size 64MiB --limit 10M --wait 2m", {"size": 2**26, "limit": 10**7, "wait_s": 120.0}),
     ],
 )
 def test_what_is_typed_are_the_fields(words, expected):
@@ -73,5 +83,9 @@ def test_help_is_the_text_below_the_field(monkeypatch):
         "  --no-reuse           forget them\n"
         "  --trust              names become tokens\n"
         "  --stop TEXT          texts that end an answer; may be repeated\n"
+        "  --size N             bytes at most; default: 10\n"
+        "  --limit N            rows at most; default: all\n"
+        "  --wait TIME          longest wait; default: 60 s\n"
+        "  --queue TEXT         name of a queue; default: the engine's own\n"
         "  --steps N            steps in all\n"
     )

@@ -12,8 +12,8 @@ from penstock.cli.data.prepare import (
     as_json,
     as_text,
     raising_on_sigterm,
-    reading_options_of,
     selection_of,
+    settings_of,
     stopped,
 )
 from penstock.cli.progress import Display
@@ -56,9 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Append to a corpus and print a summary."""
     corpus, began = arguments.corpus, monotonic()
-    config = PrepareConfig(
-        tokenizer=tokenizer_of(corpus, arguments.tokenizer), **reading_options_of(arguments)
-    )
+    config = PrepareConfig(tokenizer=tokenizer_of(corpus, arguments.tokenizer), **settings_of(arguments))
     with Display() as display:
         watch = PrepareProgress(display)
         try:

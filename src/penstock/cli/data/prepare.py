@@ -7,15 +7,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from penstock.cli.options import add_fields, fields_of
 from penstock.cli.progress import Display
 from penstock.core.clock import monotonic
 from penstock.core.config import dump
 from penstock.core.errors import UsageError
-from penstock.core.units import duration, mib, parse_count, plural, si
+from penstock.core.units import duration, mib, plural, si
 from penstock.data.corpus.columns import LEARNED, learned_share
 from penstock.data.corpus.manifest import Manifest, tokenizer_at
 from penstock.data.prepare import (
@@ -27,10 +29,9 @@ from penstock.data.prepare import (
     Summary,
     prepare,
 )
-from penstock.data.prepare.byte_streams import ZSTD_LONG
 from penstock.data.prepare.chat_tokens import CUT, DROPPED, TURNS
 from penstock.data.prepare.documents import EMPTY, NOT_ERRORS, TOO_LONG
-from penstock.data.prepare.plan import FIRST_PART_TOKENS, ChatConfig
+from penstock.data.prepare.plan import ChatConfig
 
 EXIT_INTERRUPTED, EXIT_RESUMABLE = 130, 75
 
@@ -76,15 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, required=True, metavar="DIR", help="folder of the corpus; made if missing")
     add("--tokenizer", type=tokenizer_at, metavar="PATH",
         help="use this tokenizer.json, or that of this corpus, run or model")  # fmt: skip
-    add("--train-tokenizer", type=parse_count, metavar="VOCAB",
-        help="train a byte-level BPE tokenizer with this many entries on up to 64 MiB of inputs")  # fmt: skip
+    add_fields(parser, PrepareConfig, "train_tokenizer", "stream", "first_part_tokens", "part_tokens")
     add_reading_options(parser)
-    add("--stream", action="store_true",
-        help="let training read the corpus, part by part, while it is prepared")  # fmt: skip
-    add("--first-part-tokens", type=parse_count, default=FIRST_PART_TOKENS, metavar="N",
-        help="with --stream: tokens of the first part; each next one doubles (default 1M)")  # fmt: skip
-    add("--part-tokens", type=parse_count, metavar="N",
-        help="with --stream: tokens of the largest parts (default --shard-tokens)")  # fmt: skip
     add("--restart", action="store_true", help="delete the corpus in DIR, finished or not, and start again")
     add("--json", action="store_true", help="print the summary as JSON")
 
@@ -94,71 +88,42 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--chat", action="store_true",
         help="the inputs are conversations, written by the template in the tokenizer's folder")  # fmt: skip
-    add("--chat-template", type=Path, metavar="FILE", help="with --chat: use this Jinja template")
-    add("--markers-as-text", action="store_true",
-        help="with --chat: store special tokens that the vocabulary lacks as text")  # fmt: skip
-    add("--train-on", choices=("all_assistant", "last"), default="all_assistant",
-        help="with --chat: assistant turns that are learned (default all_assistant)")  # fmt: skip
-    add("--max-tokens", type=parse_count, metavar="N",
-        help="with --chat: tokens that a row of the training run holds")  # fmt: skip
-    add("--too-long", choices=("refuse", "drop", "cut"), default="refuse",
-        help="with --max-tokens: what happens to a longer conversation (default refuse)")  # fmt: skip
-    add("--shard-tokens", type=parse_count, default=100_000_000, metavar="N",
-        help="tokens per shard, held in memory (default 100M)")  # fmt: skip
-    add("--text-column", default="text", metavar="NAME",
-        help="field of a JSON line or column of a Parquet, Arrow or MDS file (default text)")  # fmt: skip
-    add("--html", choices=("extract", "keep"), default="extract",
-        help="store the main text of HTML pages, or their mark-up (default extract)")  # fmt: skip
+    add_fields(
+        parser,
+        ChatConfig,
+        *("train_on", "max_tokens", "too_long", "markers_as_text"),
+        template="--chat-template",
+    )
+    add_fields(
+        parser,
+        PrepareConfig,
+        *("shard_tokens", "text_column", "html", "max_errors", "max_document_bytes", "zstd_long"),
+    )
     add("--exclude", nargs="+", action="extend", default=[], metavar="PATTERN",
         help="leave out files and folders with this name, such as tests or '*.min.js'")  # fmt: skip
     add("--suffix", nargs="+", action="extend", metavar="SUFFIX",
         help="suffixes of a folder's files to read (default, also followed by .gz or .zst: "
         f"{' '.join(PLAIN_SUFFIXES)})")  # fmt: skip
-    add("--max-errors", type=parse_count, default=0, metavar="N", help="rejected inputs allowed (default 0)")
-    add("--max-document-bytes", type=parse_count, default=256 * 2**20, metavar="N",
-        help="reject larger documents (default 256MiB)")  # fmt: skip
-    add("--zstd-long", type=int, default=ZSTD_LONG, metavar="N",
-        help="read .zst inputs with windows of up to 2^N bytes, as `zstd --long=N` makes them (default 27, "
-        "128 MiB; at most 31)")  # fmt: skip
 
 
-def reading_options_of(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: of the fields' types
-    """Return the fields of `PrepareConfig` that `add_reading_options` declared."""
-    names = ("shard_tokens", "text_column", "html", "max_document_bytes", "zstd_long", "max_errors")
-    return {**{name: getattr(arguments, name) for name in names}, "chat": _chat_of(arguments)}
+def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: of the fields' types
+    """Return the fields of `PrepareConfig` that options set."""
+    return {**fields_of(arguments, PrepareConfig), "chat": _chat_of(arguments)}
 
 
 def _chat_of(arguments: argparse.Namespace) -> ChatConfig | None:
+    given = fields_of(arguments, ChatConfig)
     if arguments.chat:
-        return ChatConfig(
-            template=arguments.chat_template,
-            train_on=arguments.train_on,
-            max_tokens=arguments.max_tokens,
-            too_long=arguments.too_long,
-            markers_as_text=arguments.markers_as_text,
-        )
-    given = {
-        "--chat-template": arguments.chat_template,
-        "--markers-as-text": arguments.markers_as_text,
-        "--max-tokens": arguments.max_tokens,
-        "--train-on": arguments.train_on != "all_assistant",
-        "--too-long": arguments.too_long != "refuse",
-    }
-    if wrong := [name for name, value in given.items() if value]:
-        raise UsageError(f"{wrong[0]} is for conversations", fix="Add --chat, or leave it out.")
+        return ChatConfig(**given)
+    if wrong := [field.name for field in fields(ChatConfig) if given[field.name] != field.default]:
+        option = {"template": "chat-template"}.get(wrong[0], wrong[0].replace("_", "-"))
+        raise UsageError(f"--{option} is for conversations", fix="Add --chat, or leave it out.")
     return None
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prepare a corpus and print a summary."""
-    config = PrepareConfig(
-        tokenizer=arguments.tokenizer,
-        train_tokenizer=arguments.train_tokenizer,
-        **reading_options_of(arguments),
-        stream=arguments.stream,
-        first_part_tokens=arguments.first_part_tokens,
-        part_tokens=arguments.part_tokens,
-    )
+    config = PrepareConfig(tokenizer=arguments.tokenizer, **settings_of(arguments))
     selection = selection_of(arguments)
     paths, out, restart, began = arguments.inputs, arguments.out, arguments.restart, monotonic()
     with Display() as display:

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 
 from penstock.core.errors import CorpusError, UsageError
 from penstock.core.files import write_atomic
+from penstock.core.units import Count
 from penstock.data.prepare.byte_streams import LEAST_ZSTD_LONG, MOST_ZSTD_LONG, ZSTD_LONG
 from penstock.data.prepare.html import HtmlRule
 from penstock.text.tokenizer import MAX_IDS, MIN_VOCAB
@@ -97,15 +98,15 @@ class ChatConfig:
     """Options of conversations: how a template writes them, and what is learned."""
 
     template: Path | None = None
-    """A Jinja file; None: the template in the tokenizer's folder."""
+    """Template of conversations, in Jinja. None: the one in the tokenizer's folder."""
     train_on: Literal["all_assistant", "last"] = "all_assistant"
-    """Turns that are learned: all of the assistant, or the last one of each conversation."""
-    max_tokens: int | None = None
-    """Tokens that a row of the training run holds; None: conversations of any length are stored."""
+    """Turns of conversations that are learned: all of the assistant, or the last one."""
+    max_tokens: Count | None = None
+    """Tokens of conversations that a row of the training run holds. None: any number."""
     too_long: Literal["refuse", "drop", "cut"] = "refuse"
-    """Treatment of longer conversations: refuse, drop, or cut at the end; the last two are counted."""
+    """Treatment of conversations longer than that; those that are dropped or cut at the end are counted."""
     markers_as_text: bool = False
-    """Store special tokens of the template that the vocabulary lacks as text, instead of refusing them."""
+    """Store special tokens of conversations that the vocabulary lacks as text, instead of refusing them."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 2:
@@ -125,30 +126,35 @@ class PrepareConfig:
 
     tokenizer: Path | None = None
     """A tokenizer.json; None: train one."""
-    train_tokenizer: int | None = None
-    """Vocabulary of the tokenizer to train; None: use the given one."""
-    shard_tokens: int = 100_000_000
-    """Maximum tokens per shard, except for a single larger document. One shard is held in memory (2 or 4
-    bytes per token), and a killed run repeats at most one shard."""
+    train_tokenizer: Count | None = None
+    """Train a byte-level BPE tokenizer with this many entries on up to 64 MiB of inputs. None: use a given
+    one."""
+    shard_tokens: Count = 100_000_000
+    """Maximum tokens per shard, except for a single larger document.
+
+    One shard is held in memory (2 or 4 bytes per token), and a killed run repeats at most one shard."""
     text_column: str = "text"
     """Field of a JSON line, or column of a Parquet, Arrow or MDS file, that contains the document."""
     html: HtmlRule = "extract"
-    """HTML pages: store their main text, or their mark-up as it is."""
-    max_document_bytes: int = 256 * 2**20
-    """Maximum size of a document; larger ones are rejected and listed. Reading one takes a few times its size
-    in memory."""
+    """Store the main text of HTML pages, or keep their mark-up."""
+    max_document_bytes: Count = 256 * 2**20
+    """Maximum size of a document; larger ones are rejected and listed.
+
+    Reading one takes a few times its size in memory."""
     zstd_long: int = ZSTD_LONG
-    """Largest window of a .zst input, as a power of 2: files made with `zstd --long=31` need 31. Reading one
-    takes that much memory."""
-    max_errors: int = 0
-    """Number of rejected inputs that are tolerated; with more, the corpus is not declared complete."""
+    """Largest window of a .zst input, as a power of 2: files made with `zstd --long=31` need 31.
+
+    Reading one takes that much memory."""
+    max_errors: Count = 0
+    """Rejected inputs that are tolerated; with more, the corpus is not declared complete."""
     stream: bool = False
-    """Cut the corpus into parts that may be read while the rest is prepared."""
-    first_part_tokens: int = FIRST_PART_TOKENS
-    """Maximum tokens of the first part of a streamed corpus; each further part has twice as many."""
-    part_tokens: int | None = None
-    """Maximum tokens of its largest parts; None: as many as a shard. The first epoch is shuffled within
-    parts."""
+    """Cut the corpus into parts that training may read while the rest is prepared."""
+    first_part_tokens: Count = FIRST_PART_TOKENS
+    """Maximum tokens of the first part with --stream; each further part has twice as many."""
+    part_tokens: Count | None = None
+    """Maximum tokens of the largest parts with --stream. None: as many as a shard.
+
+    The first epoch is shuffled within parts."""
     chat: ChatConfig | None = None
     """Settings for reading conversations; None: the inputs are text."""
 
