@@ -109,13 +109,15 @@ def test_generation_is_planned_for_what_fits(capsys):
     found = json.loads(out)
     assert {way["tensor"] for way in found} <= {2, 4, 8}, "140 GB do not fit into one"
     (alone,) = (way for way in found if (way["tensor"], way["batch"]) == (8, 1))
-    assert 0.012 < alone["token_s"] < 0.018
+    assert 0.025 < alone["token_s"] < 0.032, "as the 29 ms of IBM: the host launches every kernel"
+    assert all("never measured on A100-80GB" in way["basis"] for way in found)
     _, out, _ = said(capsys, *words)
     assert "ms/token" in out
     assert "CUDA graphs: 2 each for 1, 2, 4, 8, 16, 32, 64, 128, 256 sequences" in out
     assert all(way["graphs"] is None for way in found), "several ranks have none"
     code, _, err = said(capsys, "--model", "llama2-70b", "--cluster", "two-cpus", "--inference")
     assert code == 2
+    assert "has no figures of the engine on CPUs" in " ".join(err.split())
 
 
 @pytest.mark.parametrize(
