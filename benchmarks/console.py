@@ -24,6 +24,7 @@ import base64
 import csv
 import json
 import math
+import os
 import re
 import shutil
 import signal
