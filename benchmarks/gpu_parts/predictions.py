@@ -10,13 +10,13 @@ tokens (both wait for the host's Python), and training over short documents.
 """
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from safetensors.numpy import save_file
 from serve_load import many, one
 
 from gpu_parts.serving import COMPILED, GRAPHS, shape_of
@@ -36,7 +36,7 @@ from gpu_parts.training import (
 from gpu_parts.tuning import BF16 as LORA
 from gpu_parts.tuning import INT4 as LORA_INT4
 from gpu_parts.tuning import tune_section
-from penstock.models.llama.hugging_face import config_json
+from penstock.models.llama.hugging_face import config_json, hugging_face_names
 from penstock.parallel.layout import RankLayout
 from penstock.plan.decode import DecodeJob, predict_decode
 from penstock.plan.predict import predict
@@ -103,13 +103,26 @@ def _tuning(cluster, folder):
     base.mkdir()
     model = recipe_of(folder, SHAPES["8b"], rows=1, length=LENGTH).model
     (base / "config.json").write_text(json.dumps(config_json(model)))
-    save_file({}, base / "model.safetensors")  # of the weights nothing is read
+    _write_hollow(base / "model.safetensors", model)
     for setting, weights in ((LORA, "compute"), (LORA_INT4, "int4")):
         recipe = recipe_of(
             folder, {}, rows=1, length=LENGTH, compiled=True, base=base, tune=tune_section(weights)
         )
         found |= _rows(label_of("tune", "8b", recipe, setting), recipe, cluster)
     return found
+
+
+def _write_hollow(path, model):
+    """Write a file of bfloat16 weights whose numbers are a hole: of them nothing is read."""
+    header, end = {}, 0
+    for ours, theirs in hugging_face_names(model).items():
+        shape = model.parameter_shapes[ours]
+        begin, end = end, end + 2 * math.prod(shape)
+        header[theirs] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
 
 
 def _serving(cluster) -> Iterator[tuple[str, tuple[float, str]]]:

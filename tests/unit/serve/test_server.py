@@ -11,7 +11,7 @@ from penstock.serve.server import _Server
 
 def test_a_signal_without_a_name_drains_as_any_other(caplog):
     service = SimpleNamespace(draining=False)
-    server = _Server(uvicorn.Config(lambda: None), service, drain_s=1.0, on_started=lambda: None)
+    server = _Server(uvicorn.Config(lambda: None), service, drain_s=1.0, idle_s=None, on_started=lambda: None)
     with caplog.at_level(logging.INFO):
         server.handle_exit(signal.SIGRTMIN + 6, None)
     assert (service.draining, server.should_exit, server.force_exit) == (True, True, False)
