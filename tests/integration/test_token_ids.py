@@ -1,6 +1,7 @@
 """Each place where a text becomes token ids has those of the library that trained the model."""
 
 import json
+import shutil
 from itertools import chain
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import torch
 from lm_eval.models.huggingface import HFLM
 from tests.in_process import run_cli
 from tests.tiny_models import SHAPE
-from tokenizers import processors
+from tokenizers import normalizers, processors
 from transformers import AutoModel, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from penstock import LLM, EngineConfig
@@ -193,6 +194,93 @@ def test_folders_of_last_tokens_are_read_in_both_spellings(tmp_path):
     (tmp_path / "modules.json").write_text("[3]")
     with pytest.raises(InputError, match="not a list of modules"):
         read_rules(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokenizer", "max_tokens", "unsupported"),
+    [
+        ({"max_seq_length": 6, "do_lower_case": False}, {}, 6, ()),
+        ({"max_seq_length": None}, {"model_max_length": 7}, 7, ()),
+        ({}, {"model_max_length": 1e30}, None, ()),
+        ({"max_seq_length": 6, "tokenizer_args": {"model_max_length": 5}}, {}, 5, ()),
+        ({"do_lower_case": True}, {}, None, ("do_lower_case: true",)),
+        ({"processor_kwargs": {"do_lower_case": True}}, {}, None, ("do_lower_case: true",)),
+        ({"processing_kwargs": {"text": {"max_length": 9}}}, {}, None, ("processing_kwargs",)),
+        ({"transformer_task": "fill-mask"}, {}, None, ("transformer_task",)),
+        ({"modality_config": {"text": {"method": "get_text_features"}}}, {}, None, ("modality_config",)),
+        (
+            {
+                "transformer_task": "feature-extraction",
+                "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+                "module_output_name": "token_embeddings",
+                "model_args": {"dtype": "bfloat16"},
+            },
+            {},
+            None,
+            (),
+        ),
+    ],
+)
+def test_settings_of_the_encoder_are_applied_or_refused_by_name(
+    tmp_path, settings, tokenizer, max_tokens, unsupported
+):
+    save_modules(tmp_path, {"pooling_mode": "lasttoken"})
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(settings))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    rules = read_rules(tmp_path)
+    assert rules.max_tokens == max_tokens
+    if unsupported:
+        with pytest.raises(UsageError, match=f"does not apply .*{unsupported[0]}"):
+            rules.check()
+    else:
+        rules.check()
+
+
+def test_a_tokenizer_that_lowers_case_itself_is_that_of_do_lower_case(tmp_path):
+    save_modules(tmp_path, {"pooling_mode": "lasttoken"})
+    (tmp_path / "sentence_roberta_config.json").write_text('{"do_lower_case": true}')
+    lower = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    for normalizer, is_refused in (
+        (normalizers.NFC(), True),
+        (lower, False),
+        (normalizers.Lowercase(), False),
+    ):
+        made = tokenizers.Tokenizer(tokenizers.models.BPE())
+        made.normalizer = normalizer
+        made.save(str(tmp_path / "tokenizer.json"))
+        assert bool(read_rules(tmp_path).unsupported) == is_refused
+
+
+def test_a_text_above_the_length_of_the_encoder_is_refused(embedder, tmp_path):
+    folder = shutil.copytree(embedder, tmp_path / "limited")
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 9}')
+    with LLM(folder, EngineConfig(device="cpu", cache_gib=0.01)) as llm:
+        assert len(llm.embed(["a"])) == 1
+        with pytest.raises(UsageError, match=r"at most 9 tokens .*got .a text of \d\d"):
+            llm.embed(["a", TEXTS[0] * 2])
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_seq_length": 5}])
+def test_a_server_truncates_as_sentence_transformers_where_it_is_asked_to(tmp_path, settings):
+    save_tokenizer(tmp_path, FRAMES["both"])
+    save_modules(tmp_path, {"pooling_mode": "lasttoken"}, prompt="the ")
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(settings))
+    served = SimpleNamespace(
+        text_processor=TextProcessor.load(tmp_path / "tokenizer.json"),
+        context=7,
+        vocab_size=320,
+        adapter=None,
+    )
+    limits = SimpleNamespace(max_texts=9, deadline_s=None)
+    service = SimpleNamespace(served=SimpleNamespace(of=lambda _: served), limits=limits)
+    body = EmbeddingsRequest(input=TEXTS[0], truncate_prompt_tokens=-1)
+    made = [list(one.prompt) for one in _requests("input", TEXTS[0], body, service, client="")]
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    length = settings.get("max_seq_length", 7)
+    assert made == [theirs("the " + TEXTS[0], truncation=True, max_length=length)["input_ids"]]
+    with pytest.raises(ApiError, match=f"{length}") as refused:
+        _requests("input", TEXTS[0], EmbeddingsRequest(input=TEXTS[0]), service, client="")
+    assert refused.value.code == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("side", [None, "left", "right"])

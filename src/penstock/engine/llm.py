@@ -166,7 +166,8 @@ class LLM:
         that were not trained for embeddings give poor ones.
 
         Raises:
-            UsageError: a text does not fit into the context, or the folder asks for another pooling.
+            UsageError: a text does not fit into the context or is longer than the folder's max_seq_length, or
+                the folder asks for another pooling or a setting that is not applied.
         """
         found = self.collect([self._embed_request(text, adapter) for text in prompts_of(texts)])
         return np.array([answers.answers[0].embedding for answers in found], dtype=np.float32)
@@ -237,6 +238,7 @@ class LLM:
         tokens = text_processor.encode_embedded(text) if isinstance(text, str) else token_ids(text)
         vocab_size = self.thread.engine.vocab_size_of(adapter)
         check_prompt(tokens, context=self.capacity.context, vocab_size=vocab_size)
+        text_processor.embedding.check_length(len(tokens))
         return Request(prompt=tuple(tokens), max_tokens=0, adapter=adapter, task="embed")
 
     def _deltas(self, request: Request) -> Iterator[OutputDelta]:

@@ -162,12 +162,16 @@ def check_embedded(prompt: Sequence[int], served: ModelInfo, *, param: str) -> N
     """Refuse a prompt that cannot be embedded.
 
     Raises:
-        ApiError: it is empty, has unknown token ids, or is longer than the context.
+        ApiError: it is empty, has unknown token ids, or is longer than the context or the folder's
+            max_seq_length.
     """
+    rules = served.text_processor.embedding
     try:
         check_prompt(prompt, context=served.context, vocab_size=served.vocab_size)
+        rules.check_length(len(prompt))
     except UsageError as error:
-        raise _refused(error, param=param, is_long=len(prompt) > served.context) from None
+        most = min(served.context, rules.max_tokens or served.context)
+        raise _refused(error, param=param, is_long=len(prompt) > most) from None
 
 
 def _refused(error: UsageError, *, param: str, is_long: bool) -> ApiError:

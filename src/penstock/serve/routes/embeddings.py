@@ -261,9 +261,10 @@ def _requests(
     except UsageError as error:
         raise api_error_of(error, param="model") from None
     added = len(text_processor.start_ids) + len(text_processor.end_ids)
+    room = min(served.context, text_processor.embedding.max_tokens or served.context)
 
     def kept(ids: Sequence[int], *, added: int = 0) -> Sequence[int]:
-        return truncated(ids, body, room=served.context, side="right", added=added)
+        return truncated(ids, body, room=room, side="right", added=added)
 
     prompts: Sequence[Sequence[int]] = prompts_of(
         given,

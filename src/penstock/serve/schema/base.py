@@ -155,7 +155,8 @@ class Truncation(Body):
     """Truncation of prompts, under vLLM's names."""
 
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
-    """Use only this many tokens of a prompt; -1: as many as fit the context."""
+    """Use only this many tokens of a prompt; -1: as many as fit the context; of an embedded text,
+    also the folder's max_seq_length."""
     truncation_side: Literal["left", "right"] | None = None
     """left: the last tokens are used; right: the first. Default: left, for embeddings right."""
 
