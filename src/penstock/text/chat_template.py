@@ -111,7 +111,8 @@ def render(
         date: day that the template is told, YYYY-MM-DD; None: today.
 
     Raises:
-        UsageError: the template rejects these messages, or there are none; or `variables` make it fail.
+        UsageError: the template rejects these messages, or there are none; one has different reasoning under
+            two keys; or `variables` make it fail.
         ModelError: the template is invalid.
 
     >>> render([{"role": "user", "content": "Hi"}], ChatTemplate())
@@ -177,8 +178,29 @@ def _with_reasoning(message: Mapping[str, object]) -> Mapping[str, object]:
     >>> _with_reasoning({"role": "assistant", "thinking": "Why."})["reasoning_content"]
     'Why.'
     """
-    given = [message[key] for key in REASONING_KEYS if message.get(key) is not None]
-    return {**message, **dict.fromkeys(REASONING_KEYS, given[0])} if given else message
+    reasoning = reasoning_of(message)
+    return message if reasoning is None else {**message, **dict.fromkeys(REASONING_KEYS, reasoning)}
+
+
+def reasoning_of(message: Mapping[str, object]) -> object:
+    """Return the reasoning of a message, under whichever key; an empty one counts only if there is no other.
+
+    Raises:
+        UsageError: two keys have different reasoning.
+
+    >>> reasoning_of({"reasoning_content": "", "reasoning": "Why."})
+    'Why.'
+    """
+    given = {key: message[key] for key in REASONING_KEYS if message.get(key) is not None}
+    filled = {key: value for key, value in given.items() if not isinstance(value, str) or value.strip()}
+    first = next(iter((filled or given).values()), None)
+    if any(value != first for value in filled.values()):
+        raise UsageError(
+            f"A message has different reasoning under {' and '.join(filled)}",
+            got=[str(value)[:60] for value in filled.values()],
+            fix="The keys mean one thing: leave one.",
+        )
+    return first
 
 
 def _transcript(

@@ -7,7 +7,7 @@ from tests.chat_templates import TEMPLATES
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from penstock.core.errors import ModelError, UsageError
-from penstock.text.chat_template import ANSWER_MARKS, ChatTemplate, load_template, render
+from penstock.text.chat_template import ANSWER_MARKS, REASONING_KEYS, ChatTemplate, load_template, render
 
 TALK = [
     {"role": "system", "content": "Answer <briefly> & in \u00fcbung."},
@@ -82,6 +82,22 @@ def test_a_template_that_calls_itself_without_end_is_refused():
     source = "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"
     with pytest.raises(ModelError, match="template fails: maximum recursion depth"):
         render(TALK, ChatTemplate(source=source))
+
+
+@pytest.mark.parametrize("empty", ["", "\n", None])
+@pytest.mark.parametrize("key", REASONING_KEYS)
+@pytest.mark.parametrize("read", REASONING_KEYS)
+def test_empty_reasoning_under_one_key_hides_none_under_another(key, read, empty):
+    turn = {"role": "assistant", "content": "3", **dict.fromkeys(REASONING_KEYS, empty), key: "Why"}
+    source = f"{{% for m in messages %}}{{{{ m.{read} }}}}{{% endfor %}}"
+    assert render([turn], ChatTemplate(source=source)) == "Why"
+
+
+@pytest.mark.parametrize("other", ["Because", "Why ", ["Why"]])
+def test_different_reasoning_under_two_keys_is_refused(other):
+    turn = {"role": "assistant", "content": "3", "thinking": "Why", "reasoning": other}
+    with pytest.raises(UsageError, match=r"different reasoning under thinking and reasoning .*leave one"):
+        render([turn], ChatTemplate(source="{{ messages }}"))
 
 
 def test_documents_that_are_given_reach_the_template():

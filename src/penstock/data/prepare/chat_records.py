@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.core.errors import UsageError
-from penstock.text.chat_template import REASONING_KEYS
+from penstock.text.chat_template import REASONING_KEYS, reasoning_of
 
 ChatKind = Literal["conversations", "pairs", "thumbs"]
 
@@ -38,6 +38,9 @@ FIELDS = (
 
 Message = dict[str, object]
 
+_TEXTS = ("text", "input_text", "output_text")
+_THOUGHTS = ("reasoning", "thinking")
+"""Types of parts of a content: what is said, and what an assistant thinks before."""
 _CONVERSATIONS = ("messages", "conversations", "conversation")
 _ROLES = {
     "system": "system",
@@ -267,21 +270,63 @@ def _rename_keys(message: Message, number: int) -> None:
     """Give the keys of an assistant turn the names that templates know.
 
     Raises:
-        UsageError: it has different reasoning under two names.
+        UsageError: it has different reasoning in two places, or reasoning that is not text.
     """
     if not message.get("tool_calls") and (call := message.pop("function_call", None)):
         message["tool_calls"] = [call]
     if not (message.get("content") or message.get("value")) and "refusal" in message:
         message["content"] = message.pop("refusal")
-    given = {key: str(message.pop(key)) for key in REASONING_KEYS if isinstance(message.get(key), str)}
-    if len(set(given.values())) > 1:
+    key = "content" if "content" in message else "value"
+    thought, message[key] = _thought_apart(message.get(key), number)
+    try:
+        found = reasoning_of(message)
+    except UsageError as error:
+        raise UsageError(f"Message {number} has{str(error).removeprefix('A message has')}") from None
+    if thought.strip():
+        if found and found != thought:
+            raise UsageError(
+                f"Message {number} has different reasoning in its content and under a key",
+                got=[thought[:60], str(found)[:60]],
+                fix="Both mean one thing: leave one.",
+            )
+        found = thought
+    if found and not isinstance(found, str):
         raise UsageError(
-            f"Message {number} has different reasoning under {' and '.join(given)}",
-            got=[text[:60] for text in given.values()],
-            fix="The keys mean one thing: leave one.",
+            f"Message {number} has reasoning that is not text",
+            got=str(found)[:80],
+            fix="Write it as one text, or leave it out.",
         )
-    if given:
-        message["reasoning_content"] = next(iter(given.values()))
+    for name in REASONING_KEYS:
+        message.pop(name, None)
+    if isinstance(found, str):
+        message["reasoning_content"] = found
+
+
+def _thought_apart(content: object, number: int) -> tuple[str, object]:
+    """Return the reasoning at the beginning of an answer's content, and the rest.
+
+    Raises:
+        UsageError: reasoning stands behind text, where no template can write it, or is not text.
+    """
+    if not isinstance(content, Sequence) or isinstance(content, str):
+        return "", content
+    parts = list(content)
+    is_thought = [isinstance(part, Mapping) and part.get("type") in _THOUGHTS for part in parts]
+    first = next((i for i, one in enumerate(is_thought) if not one), len(parts))
+    if any(is_thought[first:]):
+        raise UsageError(
+            f"Message {number} has reasoning behind its text",
+            got=str(parts[is_thought.index(True, first)])[:80],
+            fix="Templates write it before the text: put it first, or leave the conversation out.",
+        )
+    thoughts = [part.get("text", part.get(part["type"])) for part in parts[:first]]
+    if any(thought is None for thought in thoughts):
+        raise UsageError(
+            f"Message {number} has reasoning that is not text",
+            got=str(parts[thoughts.index(None)])[:80],
+            fix="Write it as one text, or leave it out.",
+        )
+    return "".join(_text(thought, number) for thought in thoughts), parts[first:] or ""
 
 
 def _text(content: object, number: int) -> str:
@@ -289,14 +334,22 @@ def _text(content: object, number: int) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     parts = content if isinstance(content, Sequence) else [content]
-    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    texts = [_text_of_part(part) for part in parts]
     if all(isinstance(text, str) for text in texts):
         return "".join(str(text) for text in texts)
     raise UsageError(
         f"Message {number} has content that is not text",
         got=str(content)[:80],
-        fix="Images and sounds are not trained on: leave the conversation out.",
+        fix=f"Parts of the types {', '.join(_TEXTS)} are trained on: leave the conversation out.",
     )
+
+
+def _text_of_part(part: object) -> object:
+    if not isinstance(part, Mapping):
+        return part
+    if part.get("type") == "refusal":
+        return part.get("refusal")
+    return part.get("text") if part.get("type", "text") in _TEXTS else None
 
 
 def _call(value: object, number: int) -> Message:

@@ -236,8 +236,47 @@ def test_tool_calls_may_be_json_in_a_text():
             {"content": "3", "thinking": "It is 3.", "reasoning": "It is 3."},
             {"content": "3", "reasoning_content": "It is 3."},
         ),
+        (
+            {"content": "3", "reasoning_content": "", "reasoning": "It is 3."},
+            {"content": "3", "reasoning_content": "It is 3."},
+        ),
+        (
+            {"content": [{"type": "reasoning", "text": "It is 3."}, {"type": "text", "text": "3"}]},
+            {"content": "3", "reasoning_content": "It is 3."},
+        ),
+        (
+            {
+                "content": [
+                    {"type": "thinking", "thinking": "It ", "signature": "x"},
+                    {"type": "thinking", "thinking": [{"type": "text", "text": "is 3."}]},
+                    {"type": "output_text", "text": "3"},
+                ],
+                "thinking": "It is 3.",
+            },
+            {"content": "3", "reasoning_content": "It is 3."},
+        ),
+        (
+            {"content": [{"type": "refusal", "refusal": "No."}]},
+            {"content": "No."},
+        ),
+        (
+            {"content": ["3", {"text": "."}], "thinking": []},
+            {"content": "3."},
+        ),
+        (
+            {"value": [{"type": "reasoning", "text": "It is 3."}, {"type": "text", "text": "3"}]},
+            {"content": "3", "reasoning_content": "It is 3."},
+        ),
     ],
-    ids=["call", "call as text", "refusal", "refusal beside an empty text", "reasoning", "thinking"],
+    ids=[
+        "call",
+        "call as text",
+        "refusal",
+        "refusal beside an empty text",
+        "reasoning",
+        "thinking",
+        *"abcdef",
+    ],
 )
 def test_other_names_of_calls_refusals_and_reasoning_give_the_same_corpus(tmp_path, qwen, answer, instead):
     asked = {"role": "user", "content": "Hi"}
@@ -268,6 +307,32 @@ def test_reasoning_of_the_last_turn_that_the_template_drops_is_refused(tmp_path,
         made(tmp_path, [{"messages": [asked, reasoned]}], model, name="refused")
     [learned] = learned_texts(made(tmp_path, [{"messages": [asked, reasoned]}], qwen))
     assert learned == ["<think>\nIt is 3.\n</think>\n\n3<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("turn", "said"),
+    [
+        ({"content": [{"type": "reasoning", "text": "Why"}], "thinking": "x"}, "different reasoning"),
+        ({"content": ["3", {"type": "thinking", "thinking": "Why"}]}, "reasoning behind its text"),
+        ({"content": [{"type": "reasoning", "summary": []}, "3"]}, "reasoning that is not text"),
+        ({"content": "3", "thinking": ["Why"]}, "reasoning that is not text"),
+        ({"content": "3", "reasoning": {"text": "Why"}}, "reasoning that is not text"),
+        ({"content": [{"type": "tool-result", "text": "x"}]}, "content that is not text"),
+        ({"content": [{"type": "image", "text": "caption"}, "3"]}, "content that is not text"),
+        ({"content": "3", "reasoning": "A", "thinking": "A "}, "different reasoning"),
+    ],
+)
+def test_reasoning_is_never_trained_as_text_nor_lost(turn, said):
+    record = {"messages": [{"role": "user", "content": "1+2"}, {"role": "assistant", **turn}]}
+    with pytest.raises(UsageError, match=f"^Message 2 has {said}"):
+        conversation_of(record, kind="conversations", last_only=False)
+
+
+def test_only_an_assistant_thinks():
+    parts = [{"type": "reasoning", "text": "Why"}]
+    record = {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "3"}]}
+    with pytest.raises(UsageError, match="Message 1 has content that is not text"):
+        conversation_of(record, kind="conversations", last_only=False)
 
 
 def test_different_reasoning_under_two_keys_is_refused():
