@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any
 
 from penstock.core.errors import UsageError
-from penstock.engine.sampling.schema_keywords import enforceable
+from penstock.engine.sampling.schema_keywords import enforceable, moved
 
 MAX_BYTES = 64 * 2**10
 """Maximum length in bytes. Grammars come from clients, and some cost more than linear time and stack."""
@@ -137,7 +137,7 @@ def _any_call(
             "type": "object",
             "properties": {
                 name_key: {"const": name},
-                arguments_key: _moved(schema, f"#/anyOf/{i}/properties/{arguments_key}") or _ANY_OBJECT,
+                arguments_key: moved(schema, f"#/anyOf/{i}/properties/{arguments_key}") or _ANY_OBJECT,
             },
             "required": [name_key, arguments_key],
             "additionalProperties": False,
@@ -145,22 +145,6 @@ def _any_call(
         for i, (name, schema) in enumerate(parameters.items())
     ]
     return {"anyOf": calls}
-
-
-def _moved(schema: Any, root: str) -> Any:  # Any: JSON
-    """Return a schema to embed in another one: its references start at `root` instead of `#`."""
-    if isinstance(schema, list):
-        return [_moved(one, root) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: f"{root}{value[1:]}" if _is_reference(key, value) else _moved(value, root)
-        for key, value in schema.items()
-    }
-
-
-def _is_reference(key: str, value: object) -> bool:
-    return key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/"))
 
 
 def _prepared(schema: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON

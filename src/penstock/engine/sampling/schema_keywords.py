@@ -24,6 +24,18 @@ _OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _ONE = ("additionalProperties", "items")
 _DIALECT = re.compile(r"https?://json-schema\.org/.*")
+_EVALUATE = (
+    "anyOf",
+    "oneOf",
+    "allOf",
+    "$ref",
+    "$dynamicRef",
+    "$recursiveRef",
+    "if",
+    "dependentSchemas",
+    "contains",
+)
+"""Keywords that may evaluate parts of a value, which `unevaluated...` then allows."""
 _MAX_DEPENDENT = 3
 """Keys of `dependentRequired` that are enforced: each doubles the alternatives of its object."""
 
@@ -85,6 +97,35 @@ def _walked(schema: Schema, path: str, missed: list[str]) -> Schema:
         elif keyword in _ONE:
             found[keyword] = _walked(value, below, missed)
     return found
+
+
+def moved(schema: Schema, root: str) -> Schema:
+    """Return a schema to embed in another one at `root`: there its references to `#` lead to itself.
+
+    Values such as those of `const` stay as they are. A schema that names itself by `$id` is found by its
+    references wherever it stands.
+
+    >>> moved({"$ref": "#/$defs/a", "$defs": {"a": {"const": {"$ref": "#"}}}}, "#/items")
+    {'$ref': '#/items/$defs/a', '$defs': {'a': {'const': {'$ref': '#'}}}}
+    """
+    if not isinstance(schema, dict) or _is_resource(schema):
+        return schema
+    found = dict(schema)
+    for keyword, value in schema.items():
+        if keyword == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
+            found[keyword] = root + value[1:]
+        elif keyword in _OF_SCHEMAS and isinstance(value, dict):
+            found[keyword] = {name: moved(one, root) for name, one in value.items()}
+        elif keyword in (*_LISTS, "items") and isinstance(value, list):
+            found[keyword] = [moved(one, root) for one in value]
+        elif keyword in _ONE:
+            found[keyword] = moved(value, root)
+    return found
+
+
+def _is_resource(schema: Mapping[str, Any]) -> bool:
+    name = schema.get("$id")
+    return isinstance(name, str) and not name.startswith("#")
 
 
 def _without_annotations(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,8 +234,8 @@ def _closes(other: str) -> Rewrite:
     """Enforce `unevaluated...` where no other schema evaluates: then it is what `other` is."""
 
     def rewrite(found: dict[str, Any], value: Schema) -> bool:
-        if any(name in found for name in ("anyOf", "oneOf", "allOf", "$ref")):
-            return _says_nothing(value)
+        if not _says_nothing(value) and any(name in found for name in _EVALUATE):
+            return False
         found.setdefault(other, value)
         return True
 
@@ -237,6 +278,8 @@ def _constants(schema: Mapping[str, Any]) -> list[Any] | None:
 
 
 _REWRITES: dict[str, Rewrite] = {
+    "unevaluatedProperties": _closes("additionalProperties"),  # while the keywords that evaluate are there
+    "unevaluatedItems": _closes("items"),
     "if": _condition,
     "then": lambda *_: True,  # without `if` it says nothing
     "else": lambda *_: True,
@@ -249,8 +292,6 @@ _REWRITES: dict[str, Rewrite] = {
     "dependencies": _dependencies,
     "dependentRequired": _dependencies,
     "dependentSchemas": lambda _, value: isinstance(value, dict) and all(map(_says_nothing, value.values())),
-    "unevaluatedProperties": _closes("additionalProperties"),
-    "unevaluatedItems": _closes("items"),
     "$dynamicAnchor": _anchor,
     "$dynamicRef": _reference,  # of one document, what these refer to is what `$ref` does
     "$recursiveRef": _reference,

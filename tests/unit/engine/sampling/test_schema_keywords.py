@@ -1,12 +1,14 @@
 """Keywords of JSON schemas: annotations go, what the library lacks is said otherwise or named."""
 
+import json
+
 import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import UsageError
-from penstock.engine.sampling.grammar_text import json_schema
+from penstock.engine.sampling.grammar_text import json_schema, tool_calls
 from penstock.engine.sampling.grammars import GrammarCompiler
 from penstock.engine.sampling.schema_keywords import FORMATS, enforceable
 from penstock.text.tokenizer import train_tokenizer
@@ -86,6 +88,38 @@ def test_what_is_enforced_says_the_same_and_what_is_not_is_named(schema, values)
             assert accepts(found.schema, value) or not accepts(schema, value)
 
 
+OPEN = {"properties": {"a": {}, "b": {}}}
+
+
+@pytest.mark.parametrize("closed", [False, {"type": "string"}])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"if": {"properties": {"a": {"const": 1}}}, "then": OPEN, "unevaluatedProperties": False},
+        {"if": OPEN, "unevaluatedProperties": False},
+        {"if": {"required": ["c"]}, "else": OPEN, "unevaluatedProperties": False},
+        {"dependentSchemas": {"a": OPEN}, "unevaluatedProperties": False},
+        {"contains": {"const": 1}, "unevaluatedItems": False},
+        {"contains": {"const": 1}, "minContains": 0, "unevaluatedItems": False},
+        {"propertyNames": {"pattern": "^a"}, "unevaluatedProperties": False},
+        {"propertyNames": {"enum": ["a"]}, "unevaluatedProperties": False},
+        {"propertyNames": {"pattern": "^a"}, "not": {"required": ["c"]}, "unevaluatedProperties": False},
+        {
+            "$defs": {"o": {"$dynamicAnchor": "o", **OPEN}},
+            "$dynamicRef": "#o",
+            "unevaluatedProperties": False,
+        },
+    ],
+)
+def test_a_schema_that_closes_others_never_becomes_tighter(schema, closed):
+    key = next(key for key in schema if key.startswith("unevaluated"))
+    schema = {**schema, key: closed}
+    found = enforceable(schema, strict=False)
+    for value in ({}, {"a": 1}, {"a": 1, "b": 2}, {"ab": "x"}, {"ab": 1}, {"a": "x"}, [], [1], [1, 2], ["a"]):
+        wanted, got = accepts(schema, value), accepts(found.schema, value)
+        assert got >= wanted if found.not_enforced else got == wanted
+
+
 @pytest.mark.parametrize(
     ("schema", "not_enforced"),
     [
@@ -140,7 +174,43 @@ def test_the_library_holds_answers_to_what_was_rewritten(schema, yes, no):
     schema = schema if "type" in schema or "$defs" in schema else {"type": "object", **schema}
     schema = enforceable(schema, strict=False).schema
     for text, is_right in (*((text, True) for text in yes), *((text, False) for text in no)):
-        tokens = TOKENIZER.encode(text)
-        matcher = GRAMMARS.matcher(json_schema(schema))
-        taken = [matcher.allowed(tokens[:n])[token] for n, token in enumerate([*tokens, END])]
-        assert all(taken) == is_right
+        assert matches(json_schema(schema), text) == is_right
+
+
+DEFS = {"z": {"type": "integer"}}
+NEEDS_A = {"type": "object", "required": ["a"], "$defs": DEFS}
+BY_POINTER = {**NEEDS_A, "properties": {"a": {"$ref": "#/$defs/z"}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        BY_POINTER,
+        {"$id": "https://x.example/y", **BY_POINTER},
+        {"$id": "y.json", **BY_POINTER},
+        {"$id": "https://x.example", **NEEDS_A, "properties": {"a": {"$ref": "https://x.example#/$defs/z"}}},
+        {**NEEDS_A, "properties": {"a": {"$id": "n", "$ref": "#/$defs/w", "$defs": {"w": DEFS["z"]}}}},
+        {**NEEDS_A, "properties": {"a": {"allOf": [{"$ref": "#/$defs/z"}]}}},
+    ],
+)  # fmt: skip
+def test_references_of_parameters_lead_where_they_lead_without_the_other_tools(schema):
+    grammar = tool_calls({"other": {"type": "object", "$defs": {"z": {"type": "string"}}}, "f": schema})
+    for arguments in ('{"a": 1}', '{"a": "x"}'):
+        is_right = arguments == '{"a": 1}'
+        assert matches(grammar, f'{{"name": "f", "arguments": {arguments}}}') == is_right
+
+
+@pytest.mark.parametrize("value", [{"$ref": "#/x"}, {"$ref": "#"}, [{"$ref": "#/$defs/z"}], {"$id": "#/a"}])
+@pytest.mark.parametrize("form", ["const", "enum", "property"])
+def test_values_that_look_like_references_stay(value, form):
+    part = {"const": value} if form != "enum" else {"enum": [value]}
+    name = "$ref" if form == "property" else "a"
+    schema = {"type": "object", "properties": {name: part}, "required": [name]}
+    call = {"name": "f", "arguments": {name: value}}
+    assert matches(tool_calls({"f": schema}), json.dumps(call))
+
+
+def matches(grammar, text):
+    tokens = TOKENIZER.encode(text)
+    matcher = GRAMMARS.matcher(grammar)
+    return all(matcher.allowed(tokens[:n])[token] for n, token in enumerate([*tokens, END]))
