@@ -35,7 +35,9 @@ def schemas_of(*kinds: type) -> Iterator[tuple[str, Schema]]:
         types, texts = get_type_hints(kind), field_texts(kind)
         found: tuple[Field[Any], ...] = fields(kind)
         for one in found:
-            schema = _limits(limit_of(one) or Limit(), is_text=types[one.name] is str)
+            schema = _limits(
+                limit_of(one) or Limit(), is_text=types[one.name] is str, may_be_empty=one.default == ""
+            )
             if get_origin(types[one.name]) is Literal:
                 schema["enum"] = list(get_args(types[one.name]))
             if text := texts.get(one.name):
@@ -44,10 +46,12 @@ def schemas_of(*kinds: type) -> Iterator[tuple[str, Schema]]:
             yield first + "".join(word.capitalize() for word in words), schema
 
 
-def _limits(limit: Limit, *, is_text: bool) -> Schema:
+def _limits(limit: Limit, *, is_text: bool, may_be_empty: bool) -> Schema:
     if is_text:
         length = {"maxLength": limit.longest} if limit.longest else {}
-        return length | ({"pattern": f"^({limit.pattern})?$"} if limit.pattern else {})
+        return length | (
+            {"pattern": f"^({limit.pattern}){'?' if may_be_empty else ''}$"} if limit.pattern else {}
+        )
     bounds = {"minimum": limit.least, "maximum": limit.most}
     return {key: int(-(-bound // 1)) for key, bound in bounds.items() if bound is not None}
 

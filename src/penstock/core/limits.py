@@ -24,7 +24,8 @@ class Limit:
     """Allowed values of a field. For a collection, of each entry; for a table of pairs, of each key."""
 
     pattern: str = ""
-    """Regular expression of the whole text, in the syntax that Python and RE2 share. Empty text is unset."""
+    """Regular expression of the whole text, in the syntax that Python and RE2 share. The field's default is
+    not held to it: text that is empty by default is unset."""
     longest: int = 0
     """Most characters; 0: any number."""
     least: float | None = None
@@ -70,7 +71,7 @@ def check_limits(
 
 
 def _entries(value: Any) -> Iterable[Any]:  # Any: of a field
-    if value is None or value == "":
+    if value is None:
         return ()
     if isinstance(value, dict):
         return value.keys()

@@ -20,7 +20,7 @@ Each gives the interfaces names that are known beforehand, so that a pod can tel
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface, ip_network
 from typing import Any, Literal
 
 from penstock.core.errors import ConfigError, nearest
@@ -40,14 +40,16 @@ _MTU = Limit(
     fix="Give the MTU of the card and of every switch, 1500 or 9000, or leave it out.",
 )
 _MASTER = Limit(
-    pattern=r"[0-9a-fA-F:.]+/[0-9]{1,3}|[^\s/:]{1,15}",
+    pattern=r"[0-9a-fA-F:.]+/[0-9]{1,3}|[^\s/:\x00-\x1f.][^\s/:\x00-\x1f]{0,14}|\.[^\s/:\x00-\x1f.][^\s/:\x00-\x1f]{0,13}",
     longest=64,
     says="the name of an interface, of at most 15 characters, or a network",
     fix="`ip link` on a node lists the names.",
 )
 NAME = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 """Regular expression of a name in Kubernetes, as labels and resources have them."""
-PREFIX = "[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?/"
+DOMAIN = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
+"""Regular expression of a DNS subdomain; it has at most 253 characters."""
+PREFIX = f"{DOMAIN}/"
 """Regular expression of the domain before such a name."""
 RESOURCE = Limit(
     pattern=f"{PREFIX}{NAME}",
@@ -55,8 +57,9 @@ RESOURCE = Limit(
     says="the name of a resource of nodes",
     fix="Examples: nvidia.com/gpu, openshift.io/mlxnics.",
 )
+_CLASS = Limit(pattern=DOMAIN, longest=253, says="the name of a DeviceClass", fix="Example: gpu.nvidia.com.")
 _SYSCTL = Limit(
-    pattern=r"net\.[-A-Za-z0-9_./]+",
+    pattern=r"net(\.[A-Za-z0-9_][-A-Za-z0-9_]*)+",
     longest=255,
     says="settings of the network, whose names begin with net.",
     fix="Others are the node's, and not the interface's.",
@@ -99,11 +102,11 @@ class PodNetwork:
     """Kernel settings of the interface, IFNAME for its name. By default it answers ARP for its own addresses
     only: with several cards in one switch, all traffic to a pod may otherwise come in by one. On OpenShift
     the cluster's cni-sysctl-allowlist must have them; or give `{}` where each card has a VLAN of its own."""
-    device_class: str = DRANET
+    device_class: str = limited(_CLASS, DRANET)
     """DeviceClass of the card, for `dra`."""
     attributes: dict[str, str | int | bool] = field(default_factory=dict)
     """Attributes that DRANET publishes of the card, such as `rdma = true`, for `dra`."""
-    gpu_class: str = ""
+    gpu_class: str = limited(_CLASS, "")
     """DeviceClass of GPUs, such as "gpu.nvidia.com", for `dra`: an equal share of the pod's GPUs is claimed
     on the same PCIe root as this card; empty: cards and GPUs are claimed apart."""
 
@@ -112,6 +115,8 @@ class PodNetwork:
         for name, value in self.sysctls.items():
             if not re.fullmatch(r"[-+.\w ]{1,64}", value):
                 raise ConfigError(f"networks.sysctls sets {name} to what is no value", got=value)
+        if "/" in self.master:
+            network_of(self.master, key="master")
         network = network_of(self.subnet) if self.subnet else None
         for key, text in (("gateway", self.gateway), ("address", self.address.partition("/")[0])):
             if text and (network is None or not _is_inside(text, network)):
@@ -124,6 +129,12 @@ class PodNetwork:
                 "networks.address is for ipam = 'static', which needs it",
                 got=self.address,
                 fix='Example: ipam = "static", address = "10.10.1.7/24".',
+            )
+        if network and self.address and not _has_length(self.address, network):
+            raise ConfigError(
+                f"networks.address must have the prefix length of the subnet {self.subnet}",
+                got=self.address,
+                fix=f"Write {self.address.partition('/')[0]}/{network.prefixlen}.",
             )
 
     @property
@@ -247,6 +258,13 @@ def network_of(text: str, *, key: str = "subnet") -> IPv4Network | IPv6Network:
             got=text,
             fix='Write its first address and prefix length, such as "10.10.1.0/24".',
         ) from None
+
+
+def _has_length(text: str, network: IPv4Network | IPv6Network) -> bool:
+    try:
+        return "/" in text and ip_interface(text).network == network
+    except ValueError:
+        return False
 
 
 def _is_inside(text: str, network: IPv4Network | IPv6Network) -> bool:

@@ -47,6 +47,19 @@ def template_of(pod, **changes):
         ({"namespace": "a.b"}, "--namespace takes the name of a Kubernetes object"),
         ({"service_account": "A"}, "--service-account takes"),
         ({"priority_class": "a" * 254}, "--priority-class takes"),
+        ({"namespace": ""}, "--namespace takes"),
+        ({"cache": ""}, "--cache takes a Kubernetes quantity"),
+        ({"excluded_nodes": ("",)}, "--exclude-node takes"),
+        ({"node_selector": (("", "x"),)}, "--node-selector takes the key of a label"),
+        ({"device": "nvidia..com/gpu"}, "--device takes"),
+        ({"device": "a.-b/c"}, "--device takes"),
+        ({"device": "a-.b/c"}, "--device takes"),
+        ({"node_selector": (("a..b/c", "d"),)}, "--node-selector takes the key of a label"),
+        ({"required_topology": "a.-b/c"}, "--required-topology takes the key of a label"),
+        ({"service_account": "a..b"}, "--service-account takes"),
+        ({"priority_class": "a.-b"}, "--priority-class takes"),
+        ({"excluded_nodes": ("a.b-.c",)}, "--exclude-node takes"),
+        ({"excluded_nodes": (f"{'a' * 64}.b",)}, "--exclude-node takes"),
     ],
 )
 def test_a_field_beyond_its_limit_is_refused_by_name_and_value(keys, said):
@@ -55,10 +68,56 @@ def test_a_field_beyond_its_limit_is_refused_by_name_and_value(keys, said):
     assert "(got " in str(refused.value)
 
 
-@pytest.mark.parametrize("path", ["/a/../b", "/..", "/a/./b", "//a", "/a/", "/", "a", "/a:b", "/a\nb"])
+@pytest.mark.parametrize("path", ["/a/../b", "/..", "/a/./b", "//a", "/a/", "/", "a", "/a:b", "/a\nb", ""])
 def test_a_path_that_is_not_plain_is_refused(path):
     with pytest.raises(UsageError, match="The path of --volume takes CLAIM:PATH"):
         PodVolume(claim="runs", path=path)
+
+
+@pytest.mark.parametrize("claim", ["", "a..b", "a.-b", "A"])
+def test_a_claim_that_no_cluster_has_is_refused(claim):
+    with pytest.raises(UsageError, match="The claim of --volume takes the name of a Kubernetes object"):
+        PodVolume(claim=claim, path="/runs")
+
+
+STATIC = {"ipam": "static", "subnet": "10.0.0.0/24"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"device_class": "a;b"}, "networks.device-class takes the name of a DeviceClass"),
+        ({"device_class": ""}, "networks.device-class takes the name of a DeviceClass"),
+        ({"gpu_class": "x y"}, "networks.gpu-class takes the name of a DeviceClass"),
+        ({"gpu_class": "gpu..com"}, "networks.gpu-class takes the name of a DeviceClass"),
+        ({"master": "."}, "networks.master takes the name of an interface"),
+        ({"master": ".."}, "networks.master takes the name of an interface"),
+        ({"master": "10.0.0.0/99"}, "networks.master is not a network"),
+        ({"master": "10.0.0.1/24"}, "networks.master is not a network"),
+        ({"sysctls": {"net.core/../../kernel/core_pattern": "x"}}, "networks.sysctls takes settings"),
+        ({"sysctls": {"net./../kernel/msgmax": "1"}}, "networks.sysctls takes settings"),
+        ({"sysctls": {"net...kernel.msgmax": "1"}}, "networks.sysctls takes settings"),
+        ({"sysctls": {"net.": "1"}}, "networks.sysctls takes settings"),
+        ({**STATIC, "address": "10.0.0.7"}, "networks.address must have the prefix length of the subnet"),
+        ({**STATIC, "address": "10.0.0.7/99"}, "networks.address must have the prefix length"),
+        ({**STATIC, "address": "10.0.0.7/16"}, "networks.address must have the prefix length"),
+        ({**STATIC, "address": "10.0.0.7/24;x"}, "networks.address must have the prefix length"),
+    ],
+)
+def test_a_card_with_a_name_that_no_machine_has_is_refused(keys, said):
+    with pytest.raises(ConfigError, match=said) as refused:
+        PodNetwork(**{"master": "eth1", **keys})
+    assert "(got " in str(refused.value)
+
+
+@pytest.mark.parametrize("master", ["ens1f0", "bond0.7", "a..b", "eth0@x", "10.0.1.0/24", "fd00::/64"])
+def test_masters_as_machines_have_them_are_taken(master):
+    assert PodNetwork(master=master).master == master
+
+
+def test_a_static_address_as_clusters_have_it_is_taken():
+    card = PodNetwork(master="e", **STATIC, address="10.0.0.7/24", gpu_class="gpu.nvidia.com")
+    assert card.address == "10.0.0.7/24"
 
 
 @pytest.mark.parametrize("path", ["/runs", "/a/.b/c..d", "/data sets/\u00e9"])
