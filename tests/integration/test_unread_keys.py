@@ -202,6 +202,9 @@ def test_an_ignored_key_is_warned_of_once_and_recorded_wherever_the_folder_goes(
         "eval {model} --corpus {corpus} --rows 1 --sequence-length 8",
         "data teach {corpus} --model {model} --out {out} --top-k 2 --sequence-length 8",
         "train {recipe} --dry-run",
+        "recipes check {recipe}",
+        "launch local {recipe} --dry-run",
+        "launch slurm {recipe} --dry-run",
     ],
 )
 def test_every_command_that_opens_a_folder_can_ignore_a_key(tmp_path, caplog, words):
@@ -213,7 +216,9 @@ def test_every_command_that_opens_a_folder_can_ignore_a_key(tmp_path, caplog, wo
         f'[run]\ndir = "{tmp_path / "run"}"\nsteps = 1\nstart_from = "{model}"\n'
         f'[data]\nsequence_length = 8\nglobal_batch_size = 2\n[data.corpora.c]\npath = "{corpus}"\n'
     )
-    given = words.format(model=model, corpus=corpus, recipe=recipe, out=tmp_path / "out").split()
+    given = words.format(
+        model=model, corpus=corpus, recipe=recipe, out=tmp_path / "out", folder=tmp_path
+    ).split()
     refused = run_cli(*given)
     assert refused.returncode == 1, refused.stderr
     assert "mup_scale = 0.5. The model may need it." in " ".join(refused.stderr.split())

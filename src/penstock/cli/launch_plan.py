@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.checkpoint.find import saved_of
 from penstock.checkpoint.layout import INDEX_FILE
-from penstock.cli.options import add_fields, fields_of
+from penstock.cli.options import add_fields, add_ignore_key, fields_of, recipe_settings
 from penstock.core.config import Raw
 from penstock.core.errors import ConfigError, PenstockError, RunLocked, UsageError
 from penstock.core.toml import toml_text
@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("recipe", type=Path, help="TOML file; see `penstock recipes`")
     add("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a recipe key")
+    add_ignore_key(parser)
     add(
         "--processes",
         type=int,
@@ -112,7 +113,7 @@ def planned(arguments: argparse.Namespace, **of_engine: Any) -> LaunchPlan:  # A
     Raises:
         UsageError: the recipe or an option is wrong.
     """
-    raw = read_recipe(arguments.recipe, arguments.set)
+    raw = read_recipe(arguments.recipe, recipe_settings(arguments))
     check_no_secret(raw, where=f"The recipe {arguments.recipe}")
     tunes = "tune" in raw
     check_command(raw, tunes=tunes)

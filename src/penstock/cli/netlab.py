@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.cli.options import add_ignore_key, recipe_settings
 from penstock.cli.streams import explain
 from penstock.core.env import silence_torch
 from penstock.core.units import si
@@ -84,13 +85,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a recipe key"
     )
+    add_ignore_key(command)
     command.add_argument("--oversubscribe", action="store_true", help="start more than 4 processes on a core")
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train on emulated hosts and print the measurements."""
-    recipe = load_recipe(arguments.recipe, arguments.set)
+    recipe = load_recipe(arguments.recipe, recipe_settings(arguments))
     topology = Topology(
         num_hosts=arguments.hosts,
         num_nics=arguments.nics,

@@ -7,6 +7,7 @@ import argparse
 import ast
 import dataclasses
 import inspect
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, replace
@@ -253,6 +254,12 @@ def ignored_keys(arguments: argparse.Namespace) -> tuple[str, ...]:
     """Return the values of --ignore-key."""
     keys: tuple[str, ...] = fields_of(arguments, EngineConfig)["ignored_keys"]
     return keys
+
+
+def recipe_settings(arguments: argparse.Namespace) -> list[str]:
+    """Return the values of --set, with those of --ignore-key as a setting of the recipe."""
+    ignored = ignored_keys(arguments)
+    return [*arguments.set, *([f"model.ignored_keys={json.dumps(ignored)}"] if ignored else [])]
 
 
 def params_of(arguments: argparse.Namespace) -> Params:

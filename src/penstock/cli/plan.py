@@ -20,6 +20,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from penstock.cli.options import add_ignore_key, recipe_settings
 from penstock.core import config as configs
 from penstock.core.config import Raw
 from penstock.core.errors import PenstockError, UsageError
@@ -61,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="fix a key of the recipe"
     )
+    add_ignore_key(parser)
     parser.add_argument(
         "--headroom",
         type=float,
@@ -93,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out:
         check_folder_of(arguments.out, option="--out")
     cluster = cluster_of(arguments.cluster)
-    raw = configs.override(_raw(arguments, cluster), arguments.set)
+    raw = configs.override(_raw(arguments, cluster), recipe_settings(arguments))
     config = _config_of(raw)
     if arguments.inference:
         return _generation(config.model, cluster, tokens=config.data.sequence_length, as_json=arguments.json)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from penstock.cli.options import add_ignore_key, ignored_keys
+from penstock.cli.options import add_ignore_key, recipe_settings
 from penstock.cli.streams import complain, explain
 from penstock.core.config import Raw
 from penstock.core.env import local_world_size, ranks
@@ -59,10 +59,7 @@ def run_recipe(arguments: argparse.Namespace, *, tunes: bool) -> int:
     if not arguments.dry_run:
         flag.install(end_early)  # before torch is imported: a scheduler may ask only once
         check_processes(arguments.processes, oversubscribe=arguments.oversubscribe)
-    settings = arguments.set
-    if ignored := ignored_keys(arguments):
-        settings = [*settings, f"model.ignored_keys={json.dumps(ignored)}"]
-    raw = read_recipe(arguments.recipe, settings)
+    raw = read_recipe(arguments.recipe, recipe_settings(arguments))
     check_command(raw, tunes=tunes)
     config = build_recipe(raw)
     if arguments.dry_run:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from penstock.cli.options import add_ignore_key, recipe_settings
 from penstock.core import config as configs
 from penstock.core.config import Raw
 from penstock.core.errors import ConfigError
@@ -50,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a recipe key"
     )
+    add_ignore_key(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -57,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Check every recipe; stops at the first invalid one."""
     found = {}
     for name in arguments.recipes or recipe_names():
-        raw = configs.override(_raw(name), arguments.set)
+        raw = configs.override(_raw(name), recipe_settings(arguments))
         try:
             plan = plan_recipe(raw, devices=arguments.devices)
         except ConfigError as error:
