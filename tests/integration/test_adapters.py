@@ -474,7 +474,7 @@ def logits_of_engine(engine, ids, adapter):
     """Return the logits of all tokens of a prompt."""
     seen, run = [], engine.runner.run
 
-    def run_with_all_logits(batch, _settings):
+    def run_with_all_logits(batch, _settings, *, samples):  # noqa: ARG001
         seen.append(run(replace(batch, logit_rows=np.arange(len(ids)))))
         return seen[0]
 
