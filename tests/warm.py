@@ -43,7 +43,6 @@ _IMPORTED = (
     "serve.app",
     "serve.server",
     "console.app",
-    "train.inspect.run_questions",
     "doctor.run_checks",
     "evaluation.evaluate",
     "checkpoint.hf",

@@ -1,6 +1,8 @@
 """Rounding of rows to float8 in one Triton kernel, for GPUs: what `float8.scaled` does in ten of torch.
 
-The numbers are the same to the bit: scales are powers of two, so one rounding happens.
+The numbers are the same to the bit: scales are powers of two, so one rounding happens. Integers round, as
+Triton's interpreter, in which this is tested, converts to float8 otherwise than GPUs do. A row with a NaN has
+another scale, and its products are NaN either way.
 """
 
 import torch
@@ -24,7 +26,7 @@ def rounded_rows(
     codes = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
     exponents = torch.empty(len(x), 1, dtype=torch.uint8, device=x.device)
     _round[(len(x),)](
-        x.contiguous(), codes, exponents, x.shape[1],
+        x.contiguous(), codes.view(torch.uint8), exponents, x.shape[1],
         EXPONENT=largest_exponent, MANTISSA=mantissa, COLUMNS=_COLUMNS,
     )  # fmt: skip
     return codes, exponents
@@ -50,5 +52,19 @@ def _round(
     for first in range(0, num_columns, COLUMNS):
         i = first + column
         number = tl.load(x + row * num_columns + i, mask=i < num_columns, other=0.0).to(tl.float32)
-        tl.store(codes + row * num_columns + i, (number * factor).to(tl.float8e4nv), mask=i < num_columns)
+        tl.store(codes + row * num_columns + i, _code(number * factor), mask=i < num_columns)
     tl.store(exponents + row, exponent.to(tl.uint8))
+
+
+@triton.jit
+def _code(number):
+    """Return the e4m3 codes of float32 numbers as uint8, rounded to the nearest, halves to even."""
+    bits = number.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    # from 2 ** -6: 3 of 23 bits of the fraction are kept, and the exponent begins at -7 in place of -127
+    normal = tl.minimum(((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3), 0x7E)
+    normal = tl.where(size > 0x7F800000, 0x7F, normal)
+    # below, codes count 2 ** -9: the last bit of a float32 between 2 ** 14 and 2 ** 15
+    small = (tl.abs(number) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    code = tl.where(size < 0x3C800000, small, normal)
+    return (code | ((bits >> 31) & 1) << 7).to(tl.uint8)
