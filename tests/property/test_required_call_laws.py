@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.engine.request import OutputDelta
 from penstock.engine.sampling.grammars import GrammarCompiler
+from penstock.serve.chat.json_scan import is_object
 from penstock.serve.chat.response_format import AnswerFormat, grammar_of_answer, unmarked_json
 from penstock.serve.chat.tool_parsers import JSON_FORMS, MARKS
 from penstock.serve.chat.tools import tool_use
@@ -94,15 +95,28 @@ def written(grammar, rng):
     return None
 
 
-def read(text, use, *, cuts=(), streams, unmarked):
-    """Return the message of an answer that came in pieces."""
+def read(text, use, *, cuts=(), streams, unmarked, finish="stop", reason=None):
+    """Return the message of an answer that came in pieces, and why it ended."""
     writer = ChatWriter(0, names=None, use=use, unmarked=unmarked, streams=streams)
     ends = [0, *sorted(cuts), len(text)]
     pieces = [OutputDelta(request_id=0, text=text[a:b]) for a, b in pairwise(ends)]
-    pieces[-1] = OutputDelta(request_id=0, text=text[ends[-2] :], finish="stop")
-    message = joined(0, [writer.take(piece) for piece in pieces]).message
+    pieces[-1] = OutputDelta(request_id=0, text=text[ends[-2] :], finish=finish, stop_reason=reason)
+    choice = joined(0, [writer.take(piece) for piece in pieces])
+    message = choice.message
     calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
-    return message.content or "", calls
+    return message.content or "", calls, choice.finish_reason
+
+
+def check_cut(text, use, data, *, unmarked):
+    """Cut an answer anywhere, by its length or by a stop text: streamed and whole it is the same."""
+    text = text[: data.draw(st.integers(0, len(text)))]
+    cuts = data.draw(st.just(range(len(text))) | st.lists(st.integers(0, len(text)), max_size=12))
+    finish, reason = data.draw(st.sampled_from([("length", None), ("stop", "stop text")]))
+    whole = read(text, use, streams=False, unmarked=unmarked, finish=finish, reason=reason)
+    assert read(text, use, cuts=cuts, streams=True, unmarked=unmarked, finish=finish, reason=reason) == whole
+    is_whole = bool(whole[1]) and all(is_object(arguments) for _, arguments in whole[1])
+    assert whole[2] == (finish if finish == "length" or not is_whole else "tool_calls")
+    return whole[1]
 
 
 def arguments_of(text):
@@ -131,8 +145,8 @@ def test_what_the_grammar_of_calls_accepts_is_calls_and_a_stream_joins_to_them(
     text = written(grammar, np.random.default_rng(seed))
     assume(text is not None)
     unmarked = unmarked_json(grammar, use, form)
-    content, calls = read(text, use, streams=False, unmarked=unmarked)
-    assert content == ""
+    content, calls, finish = read(text, use, streams=False, unmarked=unmarked)
+    assert (content, finish) == ("", "tool_calls")
     assert calls
     assert several or len(calls) == 1
     for name, arguments in calls:
@@ -140,8 +154,10 @@ def test_what_the_grammar_of_calls_accepts_is_calls_and_a_stream_joins_to_them(
         assert arguments in text
         assert isinstance(arguments_of(arguments), dict)
     cuts = data.draw(st.just(range(len(text))) | st.lists(st.integers(0, len(text)), max_size=12))
-    assert read(text, use, cuts=cuts, streams=True, unmarked=unmarked) == (content, calls)
-    assert read(text, use, cuts=cuts, streams=False, unmarked=unmarked) == (content, calls)
+    assert read(text, use, cuts=cuts, streams=True, unmarked=unmarked) == (content, calls, finish)
+    assert read(text, use, cuts=cuts, streams=False, unmarked=unmarked) == (content, calls, finish)
+    begun = check_cut(text, use, data, unmarked=unmarked)
+    assert begun[:-1] == calls[: max(len(begun) - 1, 0)]
 
 
 CALL_LIKE = {
@@ -166,11 +182,12 @@ def test_a_stream_joins_to_an_answer_that_is_a_call_or_follows_a_schema(
     text = written(grammar, np.random.default_rng(seed))
     assume(text is not None)
     unmarked = unmarked_json(grammar, use, form)
-    content, calls = read(text, use, streams=False, unmarked=unmarked)
+    content, calls, finish = read(text, use, streams=False, unmarked=unmarked)
     if form is not None:
         is_call = text.startswith(form.begin)
         assert (content, bool(calls)) == ("" if is_call else text, is_call)
     else:
         assert content == ("" if calls else text)
     cuts = data.draw(st.just(range(len(text))) | st.lists(st.integers(0, len(text)), max_size=12))
-    assert read(text, use, cuts=cuts, streams=True, unmarked=unmarked) == (content, calls)
+    assert read(text, use, cuts=cuts, streams=True, unmarked=unmarked) == (content, calls, finish)
+    check_cut(text, use, data, unmarked=unmarked)

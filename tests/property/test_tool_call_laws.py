@@ -87,11 +87,11 @@ SOUP = st.lists(
 ).map("".join)
 
 
-def read(text, cuts=(), *, streams=True):
+def read(text, cuts=(), *, streams=True, is_cut=False):
     """Return the content and the calls of an answer, each joined of its pieces."""
     reader, content, calls = ToolReader(TOOLS, streams=streams), "", []
     said = [reader.push(text[a:b]) for a, b in pairwise([0, *sorted(cuts), len(text)])]
-    for one in [*said, reader.close()]:
+    for one in [*said, reader.close(is_cut=is_cut)]:
         content += one.content
         for delta in one.calls:
             if delta.name is not None:
@@ -121,3 +121,13 @@ def test_what_streams_does_not_depend_on_the_cuts_whatever_the_text(text, data):
 @given(text=SOUP, data=st.data())
 def test_whole_calls_do_not_depend_on_the_cuts_whatever_the_text(text, data):
     assert read(text, data.draw(cuts_of(text)), streams=False) == read(text, streams=False)
+
+
+@given(content=WORDS, calls=CALLS, form=st.sampled_from(sorted(WRITERS)), data=st.data())
+def test_an_answer_that_was_cut_is_the_same_streamed_and_whole(content, calls, form, data):
+    text = content + WRITERS[form](calls)
+    text = text[: data.draw(st.integers(0, len(text)))]
+    whole = read(text, streams=False, is_cut=True)
+    assert read(text, data.draw(cuts_of(text)), is_cut=True) == whole
+    complete = whole[1][:-1]
+    assert [(call.name, json.loads(call.arguments)) for call in complete] == calls[: len(complete)]

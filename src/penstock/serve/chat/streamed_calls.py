@@ -55,13 +55,21 @@ class StreamedCalls:
         self._is_lost = False
         self.num_begun = 0
         self.whole: list[CallDelta] = []
+        """Complete calls."""
         self.end = 0
-        """End of the last complete call's arguments."""
+        """End of the last call's arguments, malformed ones included."""
+        self.whole_end = 0
+        """End of the arguments of the last call in `whole`."""
 
     @property
     def is_open(self) -> bool:
         """True while arguments are incomplete."""
         return self._arguments is not None
+
+    @property
+    def begun(self) -> CallDelta:
+        """The last call with its arguments so far."""
+        return CallDelta("".join(self._told), self._name)
 
     @property
     def is_in_string(self) -> bool:
@@ -82,11 +90,11 @@ class StreamedCalls:
                 found.append(CallDelta(new, self._name if begins else None))
             if end is None:
                 break
-            arguments = "".join(self._told)
-            self._is_lost = not is_object(arguments)
-            if not self._is_lost:
-                self.whole.append(CallDelta(arguments, self._name))
             self._arguments, self._at, self.end = None, end, end
+            self._is_lost = not is_object(self.begun.arguments)
+            if not self._is_lost:
+                self.whole.append(self.begun)
+                self.whole_end = end
         return tuple(found)
 
     def rest(self, calls: tuple[Call, ...]) -> tuple[CallDelta, ...]:

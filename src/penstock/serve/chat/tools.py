@@ -5,7 +5,8 @@ list of them (Llama 3). Text that turns out not to be a call of a known tool is 
 lost.
 
 With `streams`, arguments are returned as they are written, as soon as the tool's name is certain. They cannot
-be taken back if what follows is malformed.
+be taken back if what follows is malformed. If an answer is cut within the arguments of a call, the call is
+returned with the arguments written so far, streamed or whole.
 """
 
 from collections.abc import Sequence
@@ -100,14 +101,21 @@ class ToolReader:
             held, self._open, self._after_call = held[end + len(form.end) :], None, not said.content
             self._calls = StreamedCalls(self._tools, *JSON_CALLS)
 
-    def close(self, *, is_cut: bool = False) -> Said:
+    def close(self, *, is_cut: bool = False, stop: int | str | None = None) -> Said:
         """Return what was held back, parsed as far as possible.
 
         Args:
-            is_cut: True: the answer was cut off, so incomplete calls are text.
+            is_cut: True: the answer was cut off, so a call without its end marker is incomplete.
+            stop: stop text or token that cut it; the end marker of the open call ends the call.
         """
         held, self._held = self._held, ""
-        return self._ended(held, "", is_cut=is_cut)
+        lacks_end = is_cut and (self._open is None or stop != self._open.end)
+        said, seen = self._ended(held, "", is_cut=lacks_end), self._calls
+        if not is_cut or self._streams or said.calls:
+            return said
+        if seen.is_open and (self._open is not None or self._unmarked == "calls"):
+            return Said(calls=(*seen.whole, seen.begun))
+        return Said(held[seen.whole_end :], tuple(seen.whole))
 
     def _end(self, held: str, begin: int) -> tuple[tuple[CallDelta, ...], int]:
         """Return new output, and where the end marker of the open format is: -1, nowhere yet."""
@@ -137,8 +145,6 @@ class ToolReader:
             return Said(content, (*new, *seen.rest(calls)))
         if calls:
             return Said(calls=tuple(CallDelta(call.arguments, call.name) for call in calls))
-        if is_cut and seen.whole:  # completed before the cut
-            return Said(held[seen.end :], tuple(seen.whole))
         return Said(held + end)
 
 

@@ -36,8 +36,7 @@ class ChatWriter:
         as_ids: name tokens in log-probabilities by their ids.
         wants_ids: return token ids too.
         stop_ids: stop tokens that the request names.
-        streams: return arguments as they come; False: calls are returned whole, and an incomplete one is
-            content.
+        streams: return arguments as they come; False: calls are returned whole.
     """
 
     def __init__(
@@ -59,10 +58,10 @@ class ChatWriter:
         reads = use.allowed and use.forced is None
         self._reader = ToolReader(use.schemas, streams=streams, unmarked=unmarked) if reads else None
         self._forced = use.forced
-        self._streams = streams
-        self._held = ""  # arguments of the forced function
         self._reasoning = reasoning
         self._num_calls = 0
+        self._arguments: list[str] = []  # of the last call
+        self._is_whole = True  # of the calls before it
         self._echo = echo
         self._as_ids = as_ids
         self._wants_ids = wants_ids
@@ -76,21 +75,24 @@ class ChatWriter:
         """Return the chunk of one delta."""
         is_last = piece.finish is not None
         thought, text = self._thought(piece.text, is_last)
-        is_cut = piece.finish == "length"
+        reason = stop_reason(piece, self._stop_ids)
+        is_cut = piece.finish == "length" or reason is not None
         if self._forced is not None:
-            delta = self._arguments(self._forced, text, is_last=is_last, is_cut=is_cut)
+            call = self._call(CallDelta(text, None if self._num_calls else self._forced))
+            delta = Delta(tool_calls=[call])
         else:
-            delta = self._delta(self._said(text, is_last=is_last, is_cut=is_cut))
+            delta = self._delta(self._said(text, is_last=is_last, is_cut=is_cut, stop=reason))
         delta.reasoning_content = thought or None
         finish: ChatFinish | None = None
         if is_last:
-            finish = "length" if is_cut else "tool_calls" if self._num_calls else "stop"
+            has_calls = self._num_calls > 0 and self._calls_are_whole()
+            finish = "length" if piece.finish == "length" else "tool_calls" if has_calls else "stop"
         return ChunkChoice(
             index=self._index,
             delta=delta,
             logprobs=self._logprobs(piece),
             finish_reason=finish,
-            stop_reason=stop_reason(piece, self._stop_ids),
+            stop_reason=reason,
             token_ids=list(piece.token_ids) if self._wants_ids else None,
         )
 
@@ -103,12 +105,12 @@ class ChatWriter:
             thought, said = thought + rest[0], said + rest[1]
         return thought, said
 
-    def _said(self, text: str, *, is_last: bool, is_cut: bool) -> Said:
+    def _said(self, text: str, *, is_last: bool, is_cut: bool, stop: int | str | None) -> Said:
         if self._reader is None:
             return Said(content=text)
         said = self._reader.push(text)
         if is_last:
-            rest = self._reader.close(is_cut=is_cut)
+            rest = self._reader.close(is_cut=is_cut, stop=stop)
             said = Said(said.content + rest.content, said.calls + rest.calls)
         return said
 
@@ -116,21 +118,18 @@ class ChatWriter:
         calls = [self._call(delta) for delta in said.calls]
         return Delta(content=said.content or None, tool_calls=calls or None)
 
-    def _arguments(self, name: str, text: str, *, is_last: bool, is_cut: bool) -> Delta:
-        if not self._streams:
-            self._held += text
-            if not is_last:
-                return Delta()
-            if is_cut and not is_object(self._held):
-                return Delta(content=self._held)
-            text = self._held
-        return Delta(tool_calls=[self._call(CallDelta(text, None if self._num_calls else name))])
+    def _calls_are_whole(self) -> bool:
+        """Return whether the arguments of all calls so far are JSON objects."""
+        return self._is_whole and is_object("".join(self._arguments))
 
     def _call(self, delta: CallDelta) -> DeltaToolCall:
         if delta.name is None:
+            self._arguments.append(delta.arguments)
             function = DeltaFunction(arguments=delta.arguments)
             return DeltaToolCall(index=self._num_calls - 1, function=function)
+        self._is_whole = self._num_calls == 0 or self._calls_are_whole()
         self._num_calls += 1
+        self._arguments = [delta.arguments]
         return DeltaToolCall(
             index=self._num_calls - 1,
             id=f"call_{secrets.token_hex(12)}",

@@ -16,12 +16,11 @@ MUST_ADD = tool_use(
 )
 
 
-def written(*texts, use=MAY_ADD, finish="stop", streams=True):
-    writer = ChatWriter(0, names=None, use=use, streams=streams)
+def written(*texts, use=MAY_ADD, finish="stop", reason=None, streams=True, stop_ids=()):
+    writer = ChatWriter(0, names=None, use=use, streams=streams, stop_ids=stop_ids)
     pieces = [OutputDelta(request_id=0, text=text) for text in texts[:-1]]
-    return [
-        writer.take(piece) for piece in (*pieces, OutputDelta(request_id=0, text=texts[-1], finish=finish))
-    ]
+    last = OutputDelta(request_id=0, text=texts[-1], finish=finish, stop_reason=reason)
+    return [writer.take(piece) for piece in (*pieces, last)]
 
 
 def test_text_is_text_where_there_are_no_tools():
@@ -66,8 +65,39 @@ def test_an_answer_that_was_cut_says_so_even_with_a_call():
     assert joined(0, written(CALL, finish="length")).finish_reason == "length"
 
 
-@pytest.mark.parametrize(("use", "text"), [(MAY_ADD, CALL[:45]), (MUST_ADD, '{"a": 1')])
-def test_a_call_that_was_cut_is_no_call(use, text):
-    choice = joined(0, written(text[:5], text[5:], use=use, finish="length", streams=False))
-    assert (choice.message.content, choice.message.tool_calls) == (text, None)
-    assert choice.finish_reason == "length"
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(("finish", "reason"), [("length", None), ("stop", "z"), ("stop", 7)])
+@pytest.mark.parametrize(("use", "text"), [(MAY_ADD, CALL[:45]), (MUST_ADD, '{"a": 1'), (MUST_ADD, "")])
+def test_a_call_that_was_cut_is_not_finished(use, text, finish, reason, streams):
+    choice = joined(
+        0, written(text[:5], text[5:], use=use, finish=finish, reason=reason, streams=streams, stop_ids=[7])
+    )
+    [call] = choice.message.tool_calls
+    assert (choice.message.content, call.function.name) == (None, "add")
+    assert call.function.arguments == (text if use is MUST_ADD else text.partition('"arguments": ')[2])
+    assert choice.finish_reason == finish
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_calls_of_which_one_is_broken_are_not_finished(streams):
+    text = '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}, {"name": "add", "arguments": {"a'
+    choice = joined(0, written(text, reason="z", streams=streams))
+    assert [call.function.arguments for call in choice.message.tool_calls] == ['{"a": 1}', '{"a']
+    assert choice.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_stop_text_that_ends_a_call_does_not_cut_it(streams):
+    text = "<function=add>\n<parameter=a>\n1\n</parameter>\n"
+    choice = joined(0, written(text, reason="</function>", streams=streams))
+    assert choice.message.tool_calls[0].function.arguments == '{"a": 1}'
+    assert choice.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("mark", ["</tool_call>", "<tool_call>"])
+def test_a_stop_text_that_is_a_mark_within_a_text_cuts_the_call(mark, streams):
+    text = '<tool_call>{"name": "add", "arguments": {"a": "'
+    choice = joined(0, written(text, reason=mark, streams=streams))
+    assert [call.function.arguments for call in choice.message.tool_calls] == ['{"a": "']
+    assert choice.finish_reason == "stop"

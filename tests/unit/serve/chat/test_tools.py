@@ -173,34 +173,47 @@ def test_a_parameter_that_is_a_string_streams_as_it_is_written_and_another_once_
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_of_calls_that_were_cut_those_before_are_made_and_the_last_is_text_unless_it_was_streamed(streams):
+def test_of_calls_that_were_cut_the_last_has_the_arguments_written_so_far(streams):
     begun = '[{"name": "sub", "arguments": {}}, {"name": "add", "arguments": {"a": '
-    content, calls = read(begun, range(len(begun)), streams=streams, is_cut=True)
-    if streams:
-        assert (content, calls) == ("", [Call("sub", "{}"), Call("add", '{"a": ')])
-    else:
-        assert (content, calls) == ('}, {"name": "add", "arguments": {"a": ', [Call("sub", "{}")])
+    calls = [Call("sub", "{}"), Call("add", '{"a": ')]
+    assert read(begun, range(len(begun)), streams=streams, is_cut=True) == ("", calls)
+    assert read(f"[TOOL_CALLS]{begun}", streams=streams, is_cut=True) == ("", calls)
     text = DEEPSEEK.partition("{}")[0]
     assert read(text, streams=streams, is_cut=True) == (text.partition('{"a": 1}')[2], [ADDED])
 
 
+@pytest.mark.parametrize("other", ['{"a": oops}', '{"a": oops}}, {"name": "add", "arguments": {"a'])
+def test_of_calls_that_were_cut_no_text_is_lost_beside_a_malformed_one(other):
+    text = f'[{{"name": "sub", "arguments": {{}}}}, {{"name": "add", "arguments": {other}'
+    assert read(text, is_cut=True) == (text.partition("{}")[2], [Call("sub", "{}")])
+
+
+@pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize(
-    ("text", "num_calls"),
+    ("text", "arguments"),
     [
-        (CALL[:-20], 0),
-        (CALL.removesuffix("</tool_call>"), 1),
-        (CALL, 1),
-        (f"<tool_call>{XML}</tool_call>", 1),
-        (XML.removesuffix("</function>"), 0),
-        (XML, 1),
-        (DEEPSEEK[: DEEPSEEK.index("1}")], 0),
-        ('{"name": "add", "arguments": {"a": 1', 0),
-        ('{"name": "add", "arguments": {"a": 1}', 1),
+        (CALL[:-20], None),
+        (CALL.removesuffix("</tool_call>"), None),
+        (CALL, None),
+        (f"<tool_call>{XML}</tool_call>", None),
+        (XML.removesuffix("</function>"), None),
+        (XML, None),
+        (DEEPSEEK[: DEEPSEEK.index("1}")], '{"a": '),
+        ('{"name": "add", "arguments": {"a": 1', '{"a": 1'),
+        ('{"name": "add", "arguments": {"a": 1}', '{"a": 1}'),
+        (XML.partition("<parameter=b>")[0], '{"a": 1'),
     ],
 )
-def test_a_call_that_was_cut_is_text(text, num_calls):
-    content, calls = read(text, is_cut=True)
-    assert (content, len(calls)) == ("" if num_calls else text, num_calls)
+def test_a_call_that_was_cut_has_the_arguments_written_so_far(text, arguments, streams):
+    content, [call] = read(text, is_cut=True, streams=streams)
+    assert (content, call.name) == ("", "add")
+    assert arguments is None or call.arguments == arguments
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("text", [CALL[:20], '{"name": "ad', "<function=add"])
+def test_a_call_that_was_cut_before_its_arguments_is_text(text, streams):
+    assert read(text, is_cut=True, streams=streams) == (text, [])
 
 
 @pytest.mark.parametrize("streams", [False, True])
