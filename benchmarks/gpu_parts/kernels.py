@@ -184,9 +184,8 @@ class Kernels:
 
         ways = {OURS: ours}
         if packed:
-            ways[f"{OURS}, grouped heads given"] = lambda: timed(
-                partial(self._grouped(layout), scale=scale)
-            )()
+            if (grouped := self._grouped(layout)) is not None:
+                ways[f"{OURS}, grouped heads given"] = lambda: timed(partial(grouped, scale=scale))()
             ways["SDPA with a mask"] = lambda: timed(
                 partial(Masked(visibility_mask(layout, device=self.device)), scale=scale)
             )()
@@ -202,10 +201,7 @@ class Kernels:
 
     def _grouped(self, layout):
         how = {"device": self.device, "dtype": torch.bfloat16, "head_dim": self.dim}
-        kernel = CANDIDATES[operation_of(layout)]["varlen, grouped heads"](layout, **how)
-        if kernel is None:
-            raise NotImplementedError("this torch is given grouped heads anyway")
-        return kernel
+        return CANDIDATES[operation_of(layout)]["varlen, grouped heads"](layout, **how)
 
     def _flex(self, layout):
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
