@@ -19,11 +19,12 @@ import numpy.typing as npt
 from penstock.core.arrays import Bits, Tokens
 from penstock.core.env import num_cores
 from penstock.core.errors import ModelError, PenstockError, UsageError
+from penstock.core.units import mib
 from penstock.data.corpus.columns import LEARNED, REJECTED
 from penstock.data.corpus.manifest import ColumnEntry
 from penstock.data.prepare.chat_records import ChatKind, Conversation, Side, conversation_of
 from penstock.data.prepare.documents import TOO_LONG, Document, RawChat, Record, Rejection
-from penstock.data.prepare.tokenize import RecordPosition, batches
+from penstock.data.prepare.tokenize import OnWhole, RecordPosition, batches
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.learned_tokens import RenderedChat
 from penstock.text.template_markers import markers_in, may_be_text
@@ -32,6 +33,11 @@ from penstock.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+CHAT_BYTES = 8 * 2**20
+"""Largest conversation, in UTF-8 bytes as the template writes it; of a pair, both together. It is encoded
+whole, with the places of its tokens. Measured at 2 MiB: 150 bytes of memory per byte with words, 377 if each
+character is a token, so about 3 GiB at 8 MiB."""
+_TOLD_BYTES = 2 * 2**20
 _BATCH_BYTES = 2**20
 _BATCH_RECORDS = 512
 _MOST_PROCESSES = 8
@@ -139,14 +145,24 @@ class ChatEncoder:
         return {name: length for name, length in lengths.items() if length > 1}
 
     def batches(
-        self, places: Iterable[RecordPosition], *, dtype: type[np.uint16 | np.uint32]
+        self,
+        places: Iterable[RecordPosition],
+        *,
+        dtype: type[np.uint16 | np.uint32],
+        on_whole: OnWhole = lambda _place, _bytes: None,
     ) -> Iterator[list[Encoded]]:
-        """Yield batches of records with their tokens and columns, in the given order."""
+        """Yield batches of records with their tokens and columns, in the given order.
+
+        A conversation longer than CHAT_BYTES is rejected.
+
+        Args:
+            on_whole: called before a conversation of more than 2 MiB is encoded, with its bytes.
+        """
         ahead: Future[list[Encoded]] | None = None
         pool = ThreadPoolExecutor(1, "chat-tokens")
         try:
             for batch in batches(places, most_bytes=_BATCH_BYTES, most_records=_BATCH_RECORDS):
-                following = pool.submit(self._encoded, batch, dtype)
+                following = pool.submit(self._encoded, batch, dtype, on_whole)
                 if ahead is not None:
                     yield ahead.result()
                 ahead = following
@@ -161,8 +177,13 @@ class ChatEncoder:
         for process in self._processes:
             process.close()
 
-    def _encoded(self, batch: list[RecordPosition], dtype: type[np.uint16 | np.uint32]) -> list[Encoded]:
+    def _encoded(
+        self, batch: list[RecordPosition], dtype: type[np.uint16 | np.uint32], on_whole: OnWhole
+    ) -> list[Encoded]:
         written = list(self._threads.map(self._written, [record for _, record in batch]))
+        for place, found in zip(batch, written, strict=True):
+            if isinstance(found, _Written) and (size := _size(found.rendered)) > _TOLD_BYTES:
+                on_whole(place, size)
         texts = [side.text for found in written if isinstance(found, _Written) for side in found.rendered]
         encoded = iter(self._tokenizer.encode_rendered_batch(texts))
         made: list[Encoded] = []
@@ -200,6 +221,12 @@ class ChatEncoder:
             return Rejection("bad_conversation", str(error))
         if any(_has_half_surrogate(side.text) for side in rendered):  # of JSON in a text, such as arguments
             return Rejection("undecodable", "half a surrogate pair")
+        if (size := _size(rendered)) > CHAT_BYTES:
+            reason = (
+                f"a conversation of {mib(size)} as the template writes it; the limit is {mib(CHAT_BYTES)}: "
+                "split it, or leave it out"
+            )
+            return Rejection("too_large", reason)
         return _Written(found, rendered, record.content.num_bytes)
 
     def _document(
@@ -272,6 +299,11 @@ class _Written:
     conversation: Conversation
     rendered: Sequence[RenderedChat]
     num_bytes: int
+
+
+def _size(rendered: Sequence[RenderedChat]) -> int:
+    """Return the length of rendered texts in UTF-8 bytes."""
+    return sum(len(side.text.encode()) for side in rendered)
 
 
 def _has_half_surrogate(text: str) -> bool:

@@ -28,6 +28,7 @@ from penstock.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 _WHOLE_MEMORY = 125  # bytes per byte of text, with usual tokenizers
+_CHAT_MEMORY = 150  # the same with the places of the tokens
 
 OnEntries = Callable[[Sequence[JournalEntry]], None]
 """Callback with the whole journal; every entry is on disk."""
@@ -81,7 +82,8 @@ def fill_shards(
         filler = _Filler(out, journal, builder, entries, plan=plan, on_entries=on_entries, html=options.html)
         on_progress(filler.progress(last.input, 0))
         places = _places(plan.files, options, last)
-        for batch in _encoded(places, tokenizer, dtype, chats, on_whole=partial(_say_whole, plan.files)):
+        told = partial(_say_whole, plan.files, is_chat=chats is not None)
+        for batch in _encoded(places, tokenizer, dtype, chats, on_whole=told):
             for (number, record), tokens, found in batch:
                 filler.take(number, record, tokens, found)
             on_progress(filler.progress(number, record.consumed))
@@ -105,7 +107,7 @@ def _encoded(
         return
     with closing(chats()) as encoder:
         encoder.check()
-        yield from encoder.batches(places, dtype=dtype)
+        yield from encoder.batches(places, dtype=dtype, on_whole=on_whole)
 
 
 def _places(files: Sequence[InputFile], options: ReadOptions, last: JournalEntry) -> Iterator[RecordPosition]:
@@ -217,11 +219,13 @@ def _say_extracted(file: InputFile, index: int) -> None:
     log.warning("html_extracted source=%s record=%d", shown(file.path), index + 1, extra={"told": message})
 
 
-def _say_whole(files: Sequence[InputFile], place: RecordPosition, num_bytes: int) -> None:
+def _say_whole(files: Sequence[InputFile], place: RecordPosition, num_bytes: int, *, is_chat: bool) -> None:
     file, index = files[place[0]], place[1].index
+    found = "as the template writes it" if is_chat else "of text in which this tokenizer's rules allow no cut"
+    memory = mib((_CHAT_MEMORY if is_chat else _WHOLE_MEMORY) * num_bytes)
     message = (
-        f"{_where(file, index)} has {mib(num_bytes)} of text in which this tokenizer's rules allow no cut. "
-        f"It is encoded as a whole, on one core, in about {mib(_WHOLE_MEMORY * num_bytes)} of memory."
+        f"{_where(file, index)} has {mib(num_bytes)} {found}. It is encoded as a whole, on one core, in "
+        f"about {memory} of memory."
     )
     told = {"told": message}
     log.info(

@@ -15,7 +15,7 @@ import tokenizers
 from penstock.core.errors import CorpusError, InputError, PenstockError, UsageError
 from penstock.data import Loader, open_corpus
 from penstock.data.corpus.manifest import load_manifest
-from penstock.data.prepare import PrepareConfig, prepare
+from penstock.data.prepare import PrepareConfig, chat_tokens, prepare
 from penstock.data.prepare.append import append
 from penstock.data.prepare.chat_records import conversation_of, kind_of_chat
 from penstock.data.prepare.documents import ReadOptions, read_records
@@ -1094,3 +1094,31 @@ def test_a_record_that_is_a_conversation_twice_is_refused():
         conversation_of(record, kind="conversations", last_only=False)
     of_messages = conversation_of({**record, "prompt": None}, kind="conversations", last_only=False)
     assert of_messages.sides[0].messages[-1]["content"] == "b"
+
+
+PAIR_OF_LENGTH = {"prompt": "x", "chosen": "a " * 400, "rejected": "b " * 400}
+
+
+@pytest.mark.parametrize(
+    ("short", "long"), [(talk("Hi", "Hello."), talk("Hi", "\u00e9" * 500)), (PAIR, PAIR_OF_LENGTH)]
+)
+def test_a_conversation_above_the_size_is_refused_by_file_and_row(tmp_path, model, monkeypatch, short, long):
+    monkeypatch.setattr(chat_tokens, "CHAT_BYTES", 1000)
+    with pytest.raises(PenstockError) as raised:
+        made(tmp_path, [short, long], model)
+    message = str(raised.value)
+    assert "chats.jsonl" in message
+    assert re.search(r"line 2|:2", message)
+    assert re.search(
+        r"a conversation of [\d.]+ KiB as the template writes it; the limit is 1000 B: split", message
+    )
+    kept = made(tmp_path, [short, long], model, name="kept", max_errors=1)
+    assert open_corpus(kept).num_documents == 1
+
+
+def test_a_long_conversation_is_said_to_take_long_and_to_need_memory(tmp_path, model, monkeypatch, caplog):
+    monkeypatch.setattr(chat_tokens, "_TOLD_BYTES", 1000)
+    caplog.set_level("INFO")
+    made(tmp_path, [talk("Hi", "Hello."), talk("Hi", "Hello. " * 200)], model)
+    [told] = [record.told for record in caplog.records if "encoding_whole" in record.message]
+    assert "chats.jsonl, record 2, has 1.4 KiB as the template writes it." in told
