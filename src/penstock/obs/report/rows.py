@@ -26,7 +26,7 @@ class ReportedRows:
 def rows_section(rows: ReportedRows) -> str:
     """Return the section of the rows as HTML.
 
-    >>> "is not in this file" in rows_section(ReportedRows())
+    >>> "are not in this file" in rows_section(ReportedRows())
     True
     """
     if rows.found is None:
