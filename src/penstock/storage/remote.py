@@ -1,8 +1,8 @@
 """Remote storage: addresses to stores, objects to blobs over the cache."""
 
 import json
-import os
 from functools import partial
+from secrets import token_hex
 from threading import Lock
 from weakref import WeakValueDictionary
 
@@ -41,6 +41,7 @@ class RemoteStorage:
         self._digests: Digests | None = None
         self._looked = False
         self._opening = Lock()
+        self._own_tag = token_hex()  # numbers of processes and objects are given again
 
     @property
     def fetched_bytes(self) -> int:
@@ -91,7 +92,7 @@ class RemoteStorage:
     def _blob(self, name: str, identity: Identity, check: Check | None) -> RemoteBlob:
         url = f"{self.location}/{name}"
         # Without an identity, processes could not tell whether they mean the same version.
-        tag = identity.tag or f"{os.getpid()}/{id(self)}"
+        tag = identity.tag or self._own_tag
         key = key_of_content(url, identity.size, tag)
         fetcher = Fetcher(
             self._cache,
