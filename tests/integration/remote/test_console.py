@@ -25,6 +25,11 @@ pytestmark = pytest.mark.usefixtures("s3")  # the environment leads to it
 
 
 @pytest.fixture(autouse=True)
+def generations_from_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.obs.run_data.columns.getrandbits", lambda _: 0)
+
+
+@pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every question look at the store."""
     monkeypatch.setattr(run_files, "_LOOK_AGAIN_S", 0.0)

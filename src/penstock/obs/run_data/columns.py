@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
+from random import getrandbits
 from threading import TIMEOUT_MAX, Lock
 from typing import NamedTuple
 
@@ -193,8 +194,8 @@ class RunColumns:
     def __init__(self, files: RunFiles) -> None:
         self._files, self._tail = files, Tail(files, METRICS_FILE)
         self._updating = Lock()
-        self._generation = 0
-        self.data = RunData(files=files)
+        self._generation = getrandbits(40)  # a reader may hold a part from a process that ended
+        self.data = RunData(files=files, generation=self._generation)
         """What was read so far."""
         self._forget()
 

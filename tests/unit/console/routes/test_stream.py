@@ -22,6 +22,11 @@ from penstock.obs.run_data.run_files import LocalFiles
 STILL_HERE = ("comment", "still here")
 
 
+@pytest.fixture(autouse=True)
+def generations_from_0(monkeypatch):
+    monkeypatch.setattr("penstock.obs.run_data.columns.getrandbits", lambda _: 0)
+
+
 class ServedConsole:
     """A console over a folder of runs, served by uvicorn in a thread."""
 

@@ -20,6 +20,11 @@ from penstock.obs.run_data.events import first_compared, spikes
 from penstock.obs.run_data.run_files import LocalFiles
 
 
+@pytest.fixture(autouse=True)
+def generations_from_0(monkeypatch):
+    monkeypatch.setattr("penstock.obs.run_data.columns.getrandbits", lambda _: 0)
+
+
 @pytest.fixture
 def run(tmp_path):
     (tmp_path / "run").mkdir()
