@@ -119,12 +119,17 @@ def test_a_named_tool_is_called(family):
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "add"}}])
-def test_a_call_that_is_cut_is_none(family, choice):
+def test_a_call_that_is_cut_is_the_same_streamed_and_whole(family, choice):
     few = {"auto": 4, "required": 3}.get(str(choice), 1) - (family[0] == "llama 3" and choice == "auto") * 2
     asked = {"tool_choice": choice, "parallel_tool_calls": False, "temperature": 0, "max_tokens": few}
     cut = ask(family[1], **asked).choices[0]
-    assert (cut.finish_reason, cut.message.tool_calls) == ("length", None)
-    assert cut.message.content
+    calls = [[call.function.name, call.function.arguments] for call in cut.message.tool_calls or ()]
+    words, streamed_calls, _, finish = streamed(family[1], **asked)
+    assert cut.finish_reason == finish == "length"
+    assert (words, streamed_calls) == (cut.message.content or "", calls)
+    for _, arguments in calls:
+        with pytest.raises(ValueError, match=r"Expecting|Unterminated"):
+            json.loads(arguments)
 
 
 def test_a_call_or_a_form_can_be_chosen(family):
