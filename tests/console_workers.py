@@ -5,7 +5,7 @@ import subprocess
 
 from penstock.cli.data.inspect import _reply
 from penstock.console.workers import data_process
-from penstock.console.workers.data_process import DataProcess, Refused
+from penstock.console.workers.data_process import DataProcess, QuestionRefused
 from penstock.console.workers.model_process import ModelProcess
 from penstock.core import env
 from penstock.train.inspect.run_questions import RunQuestions
@@ -35,7 +35,7 @@ def answer_here(monkeypatch):
     def ask(self, question, run, **words):  # noqa: ARG001
         found = _reply(questions, json.dumps({"id": 1, "ask": question, "run": str(run), **words}))
         if "error" in found:
-            raise Refused(found["error"], found["status"])
+            raise QuestionRefused(found["error"], found["status"])
         return found["answer"]
 
     monkeypatch.setattr(DataProcess, "ask", ask)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.devices.kernel_table import KernelTable, Row
+from penstock.devices.kernel_table import ChosenKernel, KernelTable
 from penstock.parallel.mesh import World
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
@@ -54,15 +54,15 @@ def started(recipe: TrainConfig, world: World, *, stop_at: int) -> dict[str, Any
 
 def test_a_pinned_choice_is_that_of_all_ranks_and_of_the_resumed_run(corpus: Path, tmp_path: Path) -> None:
     pinned = tmp_path / "table.json"
-    KernelTable(rows={f"{DOCUMENTS} 9": Row(kernel="SDPA with a mask", us={"SDPA with a mask": 1.0})}).write(
-        pinned
-    )
+    KernelTable(
+        rows={f"{DOCUMENTS} 9": ChosenKernel(kernel="SDPA with a mask", us={"SDPA with a mask": 1.0})}
+    ).write(pinned)
     recipe = recipe_of(corpus, tmp_path / "run", kernels=str(pinned))
 
     def work(world: World) -> list[dict[str, Any]]:
         first = started(recipe, world, stop_at=2)
         if world.is_first:  # another choice, which a run that has one does not read
-            KernelTable(rows={f"{DOCUMENTS} 9": Row(kernel="documents")}).write(pinned)
+            KernelTable(rows={f"{DOCUMENTS} 9": ChosenKernel(kernel="documents")}).write(pinned)
         return [first, started(recipe, world, stop_at=4)]
 
     found = on_ranks(work, ranks=2)
@@ -74,7 +74,9 @@ def test_a_recorded_kernel_that_is_missing_is_replaced_and_said(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = recipe_of(corpus, tmp_path / "run")
-    old = KernelTable(device="an old device", rows={f"{DOCUMENTS} 9": Row(kernel="of an old device")})
+    old = KernelTable(
+        device="an old device", rows={f"{DOCUMENTS} 9": ChosenKernel(kernel="of an old device")}
+    )
 
     def work(world: World) -> list[dict[str, Any]]:
         with monkeypatch.context() as patched:

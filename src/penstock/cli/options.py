@@ -27,7 +27,7 @@ from penstock.engine.sampling_params import Params, Sampling
 MODEL_FIELDS = (
     *("device", "weights", "activations", "cache", "kernels", "max_context", "drafts", "num_drafts"),
 )
-"""Of `EngineConfig`: options of all commands that open an engine."""
+"""Fields of `EngineConfig` that are options of every command that opens an engine."""
 
 _OTHERWISE = re.compile(r"(.*?)[;.,]? ?\b(?:None|False|[Ee]mpty): (.*)")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

@@ -31,7 +31,7 @@ from penstock.console.routes import (
     traces,
 )
 from penstock.console.state import ConsoleState
-from penstock.console.workers.data_process import Refused
+from penstock.console.workers.data_process import QuestionRefused
 from penstock.console.workers.model_slot import ModelBusy
 from penstock.core.errors import PenstockError
 from penstock.obs.run_data.discover import UnknownRun
@@ -115,7 +115,7 @@ def build_app(console: ConsoleState) -> ASGIApp:
 
 def _refused(_: Request, error: Exception) -> Response:
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 400)
-    if isinstance(error, Refused):
+    if isinstance(error, QuestionRefused):
         status = error.status
     return refusal(status, str(error))
 

@@ -1,6 +1,6 @@
-"""Choice of kernels: as a run recorded them, as a file pins them, as they are kept, or measured now.
+"""Choice of a kernel for each operation: the run's record, a pinned file, the cache, or a measurement.
 
-Where nothing was measured, the first candidate of an operation computes.
+An operation that was not measured uses its first candidate, the default.
 """
 
 import logging
@@ -17,26 +17,26 @@ from penstock import __version__
 from penstock.core import clock, config, env
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.devices import accelerator
-from penstock.devices.kernel_table import AUTO, REFERENCE, KernelTable, Row, kept, kept_path
+from penstock.devices.kernel_table import AUTO, REFERENCE, ChosenKernel, KernelTable, kept, kept_path
 from penstock.devices.kernel_trial import Case, Operation, failure, measure
 
 log = logging.getLogger(__name__)
 
 FIRST_START_S = 5.0
-"""Seconds after which a start begins no further measurement; the next start goes on."""
+"""No measurement begins after this time, in seconds. The next start measures the rest."""
 
 
 def identity_of(device: torch.device) -> tuple[str, dict[str, str]]:
-    """Return a device's name, and the versions of what computes on it."""
-    found = {"penstock": __version__, "torch": str(torch.__version__)}
+    """Return a device's name, and the versions of the libraries that compute on it."""
+    versions = {"penstock": __version__, "torch": str(torch.__version__)}
     if not accelerator.is_accelerator(device):
-        return accelerator.name_of(device), {**found, "features": config.fingerprint(env.cpu_features())}
+        return accelerator.name_of(device), {**versions, "features": config.fingerprint(env.cpu_features())}
     with suppress(PackageNotFoundError):
-        found["triton"] = version("triton")
+        versions["triton"] = version("triton")
     cudnn: Any = torch.backends.cudnn  # has no types
     if cudnn.is_available():
-        found["cudnn"] = str(cudnn.version())
-    return accelerator.name_of(device), found
+        versions["cudnn"] = str(cudnn.version())
+    return accelerator.name_of(device), versions
 
 
 def choose(
@@ -60,7 +60,7 @@ def choose(
         PenstockError: as `measure`.
     """
     name, versions = identity_of(device)
-    until = clock.monotonic() + FIRST_START_S
+    deadline_s = clock.monotonic() + FIRST_START_S
     again = recorded if recorded is not None and recorded.setting == setting else KernelTable()
     pinned = None if setting in (AUTO, REFERENCE) else KernelTable.read(Path(setting))
     is_measured = setting == AUTO and accelerator.is_accelerator(device)
@@ -68,57 +68,57 @@ def choose(
     rows, new = {}, {}
     for operation in operations:
         row = again.of(operation.name)
-        if row and (why := _refused(operation, row, is_trusted=again.is_of(name, versions))):
+        if row and (why := _why_rejected(operation, row, is_trusted=again.is_of(name, versions))):
             log.warning("kernel=%s operation=%s recorded=replaced reason=%r", row.kernel, operation.name, why)
             row = None
         if pinned is not None:
             row = row or _pinned(operation, pinned, setting)
         elif row is None and (found := known.rows.get(operation.key)) and operation.candidate(found.kernel):
             row = found
-        elif row is None and is_measured and len(operation.candidates) > 1 and clock.monotonic() < until:
+        elif row is None and is_measured and len(operation.candidates) > 1 and clock.monotonic() < deadline_s:
             row = new[operation.key] = _measured_or_first(operation, device)
-        rows[operation.key] = row or Row(kernel=operation.candidates[0].name)
+        rows[operation.key] = row or ChosenKernel(kernel=operation.candidates[0].name)
     keep(KernelTable(device=name, versions=versions, rows={key: row for key, row in new.items() if row.us}))
     return KernelTable(setting=setting, device=name, versions=versions, rows=rows)
 
 
-def _refused(operation: Operation[Case], row: Row, *, is_trusted: bool = False) -> str:
-    """Return why a device cannot use a row; empty: it can. A row of the same device is trusted untested."""
+def _why_rejected(operation: Operation[Case], row: ChosenKernel, *, is_trusted: bool = False) -> str:
+    """Return why a device cannot use a kernel; empty: it can. A row of this device is not tested again."""
     candidate = operation.candidate(row.kernel)
     if candidate is None:
         return "this device has no such kernel"
     return "" if is_trusted else failure(operation, candidate)
 
 
-def _pinned(operation: Operation[Case], pinned: KernelTable, file: str) -> Row | None:
+def _pinned(operation: Operation[Case], pinned: KernelTable, file: str) -> ChosenKernel | None:
     row = pinned.rows.get(operation.key) or pinned.of(operation.name)
     if row is None:
         log.warning(
-            "operation=%s kernels=%s has no row of it: its first kernel is used", operation.name, file
+            "operation=%s kernels=%s has no entry for it: its first kernel is used", operation.name, file
         )
-    elif why := _refused(operation, row):
+    elif why := _why_rejected(operation, row):
         raise ConfigError(
             f"{file} pins {operation.name} to a kernel that this device lacks ({why})",
             got=row.kernel,
-            fix="Measure this device by `penstock kernels --out FILE`; replicas need devices of one kind.",
+            fix="Measure this device by `penstock kernels --out FILE`; replicas need the same model of GPU.",
         )
     return row
 
 
-def _measured_or_first(operation: Operation[Case], device: torch.device) -> Row:
+def _measured_or_first(operation: Operation[Case], device: torch.device) -> ChosenKernel:
     try:
         row = measure(operation, device)
     except PenstockError:
         raise
-    except Exception as error:  # a full device, for instance: what runs anyway decides whether it has room
+    except Exception as error:  # such as a full device; the run itself may still fit
         log.warning("operation=%s measured=no reason=%r", operation.name, str(error)[:200])
-        return Row(kernel=operation.candidates[0].name)
+        return ChosenKernel(kernel=operation.candidates[0].name)
     log.info("operation=%s kernel=%s", operation.name, row, extra={"told": f"{operation.name}: {row}."})
     return row
 
 
 def keep(found: KernelTable) -> None:
-    """Add rows to the table that is kept of a device; a cache that cannot be written is a line in the log."""
+    """Add rows to the device's table in the cache. A cache that cannot be written is logged."""
     if not found.rows:
         return
     before = kept(found.device, found.versions)

@@ -18,14 +18,14 @@ from penstock.core.errors import ConfigError, PenstockError, UsageError
 from penstock.core.files import write_json
 
 AUTO, REFERENCE = "auto", "reference"
-"""Settings that are no file: measured on accelerators; unmeasured, the first candidate of each list."""
+"""Settings besides a file. AUTO measures on accelerators; REFERENCE always uses the first candidate."""
 
 _TIE = 1.02  # a candidate that is faster by less than this does not displace one before it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """What is known of an operation on a device."""
+class ChosenKernel:
+    """Chosen kernel of an operation on a device, and the times of its candidates."""
 
     kernel: str
     """Name of the chosen candidate."""
@@ -38,7 +38,7 @@ class Row:
     def lead(self) -> float | None:
         """Time of the best other candidate over that of the chosen one; None: no other was measured.
 
-        >>> Row(kernel="cudnn", us={"sdpa": 30.0, "cudnn": 20.0, "flash": 40.0}).lead
+        >>> ChosenKernel(kernel="cudnn", us={"sdpa": 30.0, "cudnn": 20.0, "flash": 40.0}).lead
         1.5
         """
         others = [us for name, us in self.us.items() if name != self.kernel]
@@ -69,9 +69,9 @@ class KernelTable:
     """Setting by which it was chosen."""
     device: str = ""
     versions: dict[str, str] = field(default_factory=dict)
-    rows: dict[str, Row] = field(default_factory=dict)
+    rows: dict[str, ChosenKernel] = field(default_factory=dict)
 
-    def of(self, operation: str) -> Row | None:
+    def of(self, operation: str) -> ChosenKernel | None:
         """Return the row of an operation, whatever its shape."""
         return next((row for key, row in self.rows.items() if key.partition(" ")[0] == operation), None)
 
@@ -118,7 +118,7 @@ def kept_path(device: str, versions: Mapping[str, str]) -> Path:
 
 
 def kept(device: str, versions: Mapping[str, str]) -> KernelTable:
-    """Return the table that is kept of a device; one without rows where there is none, or none to be read."""
+    """Return a device's table in the cache; an empty one if it is missing or cannot be read."""
     try:
         found = KernelTable.read(kept_path(device, versions))
     except (PenstockError, OSError):

@@ -18,7 +18,7 @@ from torch import Tensor
 from penstock.core import clock
 from penstock.core.errors import PenstockError
 from penstock.devices import accelerator
-from penstock.devices.kernel_table import Row, fastest
+from penstock.devices.kernel_table import ChosenKernel, fastest
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Candidate(Generic[Case]):
     prepare: Callable[[Case], Call]
     """Returns the call that computes a case. Both may raise anything where the device lacks the kernel."""
     cost: str = ""
-    """What it takes beyond its time, such as compilation: it is measured only on purpose. Empty: nothing."""
+    """Cost besides time, such as compilation: it is measured only on purpose. Empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Operation(Generic[Case]):
     shape: str
     """Sizes and dtype of the case that is timed."""
     candidates: Sequence[Candidate[Case]]
-    """Those for this type of device, in the static order."""
+    """Candidates for this type of device, in the static order."""
     trial: Callable[[], Case]
     """Returns the case on which results are tested."""
     load: Callable[[], Case]
@@ -93,7 +93,7 @@ def _wrong(operation: Operation[Case], candidate: Candidate[Case]) -> str:
     return f"{_WRONG} {max(wrong):.2g} of the largest value, allowed {operation.near:.2g}" if wrong else ""
 
 
-def measure(operation: Operation[Case], device: torch.device, *, on_purpose: bool = False) -> Row:
+def measure(operation: Operation[Case], device: torch.device, *, on_purpose: bool = False) -> ChosenKernel:
     """Test and time the candidates of an operation; those that fail are out, with a line in the log.
 
     Args:
@@ -126,7 +126,7 @@ def measure(operation: Operation[Case], device: torch.device, *, on_purpose: boo
     if not calls:
         raise RuntimeError(f"No kernel of {operation.name} runs: {out}")
     us = _times(calls, device)
-    return Row(kernel=fastest(us), us=us, out=out)
+    return ChosenKernel(kernel=fastest(us), us=us, out=out)
 
 
 def _ready(

@@ -21,7 +21,7 @@ from penstock.nn.linear.trials import product_operations
 from penstock.nn.triton_support import has_triton
 
 _MOST_SEQUENCES, _MOST_CONTEXT = 16, 2048
-"""Of what is timed: more than a second-level cache holds."""
+"""Size of the timed steps: their keys and values exceed a second-level cache."""
 
 
 def choose_kernels(part: ModelShard, config: EngineConfig) -> KernelTable:

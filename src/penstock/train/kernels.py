@@ -113,9 +113,9 @@ def shown_kernels(config: TrainConfig, layout: RankLayout, device: torch.device)
 def changes_of(before: KernelTable | None, now: KernelTable) -> Changes:
     """Return the operations whose kernel is another one than before.
 
-    >>> from penstock.devices.kernel_table import Row
-    >>> before = KernelTable(rows={"attention.rows 1 x 9": Row(kernel="SDPA by cuDNN")})
-    >>> changes_of(before, KernelTable(rows={"attention.rows 2 x 9": Row(kernel="SDPA")}))
+    >>> from penstock.devices.kernel_table import ChosenKernel
+    >>> before = KernelTable(rows={"attention.rows 1 x 9": ChosenKernel(kernel="SDPA by cuDNN")})
+    >>> changes_of(before, KernelTable(rows={"attention.rows 2 x 9": ChosenKernel(kernel="SDPA")}))
     {'attention.rows': ('SDPA by cuDNN', 'SDPA')}
     """
     old = {} if before is None else before.chosen

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from penstock.console.workers import data_process
-from penstock.console.workers.data_process import DataProcess, Refused
+from penstock.console.workers.data_process import DataProcess, QuestionRefused
 from tests.console_workers import fork_workers
 from tests.launched import wait_until
 
@@ -45,12 +45,12 @@ def test_each_of_several_askers_gets_its_own_answer_from_one_process(data, begun
 
 
 def test_a_refusal_has_its_status_and_the_process_stays(data, begun, tmp_path):
-    with pytest.raises(Refused, match=r"is not a folder\.") as caught:
+    with pytest.raises(QuestionRefused, match=r"is not a folder\.") as caught:
         data.ask(
             "request", tmp_path / "none", asked={"kind": "batch", "batch": 3, "reason": ""}, asked_by="me"
         )
     assert caught.value.status == 400
-    with pytest.raises(Refused, match="cannot be answered: KeyError") as caught:
+    with pytest.raises(QuestionRefused, match="cannot be answered: KeyError") as caught:
         data.ask("weather", tmp_path)
     assert caught.value.status == 500
     assert data.ask("requests", tmp_path) == {"requests": [], "running": False}
@@ -64,7 +64,7 @@ def test_a_process_that_was_killed_is_a_sentence_and_another_one_answers(data, b
         asked = pool.submit(data.ask, "requests", tmp_path)
         wait_until(lambda: data._running.num_open, "the question is open")
         os.kill(begun[0].pid, signal.SIGKILL)
-        with pytest.raises(Refused, match=r"has ended\. Ask again") as caught:
+        with pytest.raises(QuestionRefused, match=r"has ended\. Ask again") as caught:
             asked.result(60)
     assert caught.value.status == 503
     begun[0].wait()
@@ -79,5 +79,5 @@ def test_an_idle_process_is_ended_and_the_next_question_starts_one(begun, tmp_pa
     assert data.ask("requests", tmp_path)["running"] is False
     data.close()
     assert all(process.poll() is not None for process in begun)
-    with pytest.raises(Refused, match="ending"):
+    with pytest.raises(QuestionRefused, match="ending"):
         data.ask("requests", tmp_path)

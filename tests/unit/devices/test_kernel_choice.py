@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.core.errors import ConfigError, PenstockError, UsageError
 from penstock.devices import accelerator, kernel_choice, kernel_trial
 from penstock.devices.kernel_choice import choose, identity_of, keep
-from penstock.devices.kernel_table import KernelTable, Row, fastest, kept, kept_path
+from penstock.devices.kernel_table import ChosenKernel, KernelTable, fastest, kept, kept_path
 from penstock.devices.kernel_trial import Candidate, Operation, measure
 from tests.examples import examples
 
@@ -202,7 +202,9 @@ def test_on_cpus_the_first_computes_whatever_was_kept(monkeypatch, tmp_path):
     name, versions = identity_of(CPU)
     keep(
         KernelTable(
-            device=name, versions=versions, rows={"double 3 numbers": Row(kernel="quick", us={"quick": 1.0})}
+            device=name,
+            versions=versions,
+            rows={"double 3 numbers": ChosenKernel(kernel="quick", us={"quick": 1.0})},
         )
     )
     assert choose([doubling(SLOW, QUICK)], CPU).chosen == {"double": "slow"}
@@ -211,7 +213,7 @@ def test_on_cpus_the_first_computes_whatever_was_kept(monkeypatch, tmp_path):
 OF_RUN = KernelTable(
     device="a device",
     versions={"torch": "9"},
-    rows={"double 8 numbers": Row(kernel="slow", us={"slow": 2.0})},
+    rows={"double 8 numbers": ChosenKernel(kernel="slow", us={"slow": 2.0})},
 )
 
 
@@ -259,7 +261,7 @@ def pinned(tmp_path):
 def test_a_file_pins_a_choice(pinned, caplog):
     operations = [doubling(QUICK, SLOW), doubling(QUICK, SLOW, name="other")]
     assert choose(operations, CPU, setting=str(pinned)).chosen == {"double": "slow", "other": "quick"}
-    assert "has no row" in caplog.text
+    assert "has no entry for it" in caplog.text
     assert "other" in caplog.text
 
 
@@ -288,7 +290,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
         setting="x.json",
         device="a device",
         versions={"torch": "9"},
-        rows={"double 3 numbers": Row(kernel="b", us={"a": 2.0, "b": 1.5}, out={"c": "no cuDNN"})},
+        rows={"double 3 numbers": ChosenKernel(kernel="b", us={"a": 2.0, "b": 1.5}, out={"c": "no cuDNN"})},
     )
     table.write(tmp_path / "deep" / "table.json")
     assert KernelTable.read(tmp_path / "deep" / "table.json") == table
@@ -299,9 +301,11 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
 
 
 def test_a_choice_is_said_in_words():
-    assert str(Row(kernel="b", us={"a": 3.0, "b": 1.5})) == "b (1.5 us, 2.00 times as fast as the next)"
-    assert str(Row(kernel="b", us={"b": 1.5})) == "b (the only one)"
-    assert str(Row(kernel="b")) == "b (not measured)"
+    assert (
+        str(ChosenKernel(kernel="b", us={"a": 3.0, "b": 1.5})) == "b (1.5 us, 2.00 times as fast as the next)"
+    )
+    assert str(ChosenKernel(kernel="b", us={"b": 1.5})) == "b (the only one)"
+    assert str(ChosenKernel(kernel="b")) == "b (not measured)"
 
 
 @pytest.mark.usefixtures("measured_device")

@@ -24,7 +24,7 @@ _PATIENCE_S = 900.0
 Answer = dict[str, Any]  # Any: JSON values
 
 
-class Refused(PenstockError):
+class QuestionRefused(PenstockError):
     """A worker process refused a question, or could not answer it.
 
     Args:
@@ -68,11 +68,11 @@ class DataProcess:
         """Return the answer to a question about a run (train/inspect/run_questions.py has all of them).
 
         Raises:
-            Refused: the question was refused, or the process ended.
+            QuestionRefused: the question was refused, or the process ended.
         """
         with self._lock:
             if self._is_closed:
-                raise Refused("The console is ending.", 503)
+                raise QuestionRefused("The console is ending.", 503)
             if self._timer is not None:
                 self._timer.cancel()
             if self._running is not None and not self._running.is_alive:
@@ -83,9 +83,9 @@ class DataProcess:
         try:
             found = answer.result(_PATIENCE_S)
         except TimeoutError:
-            raise Refused(f"No answer within {_PATIENCE_S:,.0f} s. Ask again later.", 503) from None
+            raise QuestionRefused(f"No answer within {_PATIENCE_S:,.0f} s. Ask again later.", 503) from None
         if "error" in found:
-            raise Refused(found["error"], found["status"])
+            raise QuestionRefused(found["error"], found["status"])
         told: Answer = found["answer"]
         return told
 

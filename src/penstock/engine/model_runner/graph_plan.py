@@ -1,7 +1,7 @@
-"""What the CUDA graphs of decode steps take, predicted before a model is loaded: seconds and bytes; no torch.
+"""Time and memory of the CUDA graphs of decode steps, predicted before a model is loaded; no torch.
 
 The bytes follow from shapes, but for cuBLAS's workspace. What the driver keeps of each graph is not in
-them. The seconds are those of one measurement, an H200's with 32 blocks uncompiled, for each block and graph.
+them. The seconds are scaled, for each block and graph, from one measurement: an H200, 32 blocks, uncompiled.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ _BLOCK_S = 3.4e-3
 """Seconds to record a block in one graph: 1.98 s for 18 graphs of 32 blocks (serve 8b bfloat16, graphs:
 opened; benchmarks/results/gpu-2026-11-28.json)."""
 WORKSPACE_BYTES = 2**25
-"""Of cuBLAS, which torch allocates for the stream that records: 32 MiB on an H100."""
+"""Workspace of cuBLAS, which torch allocates for the recording stream: 32 MiB on an H100."""
 _ROW_BYTES = 3 * 8 + 2 * 8 + 5 * 8 + 4
-"""Of a sequence in the upload: ids and places, positions and slots, settings, length."""
+"""Bytes of a sequence in the upload: ids and places, positions and slots, settings, length."""
 _SPLIT, _MOST_PARTS = 256, 64  # of attention to single tokens: nn/kernels/paged_triton.py
 _BINS = 2048  # of a radix select: sampling/draw_triton.py
 
@@ -70,7 +70,7 @@ class GraphPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedGraphs:
-    """What recording the graphs of an engine took."""
+    """Time and memory that recording the graphs of an engine took."""
 
     sizes: tuple[int, ...]
     """Numbers of sequences that have graphs."""

@@ -37,7 +37,7 @@ class StepRunner(Protocol):
 
     @property
     def recorded(self) -> RecordedGraphs | None:
-        """What the graphs of decode steps took; None: there are none."""
+        """Time and memory of the recorded graphs; None: there are none."""
         ...
 
     @property

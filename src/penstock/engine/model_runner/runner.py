@@ -52,7 +52,7 @@ class Runner:
         self._compiled: CompiledSteps | None = None
         self._graphs: DecodeGraphs | None = None
         self.recorded: RecordedGraphs | None = None
-        """What `record` took; None: there are no graphs."""
+        """Time and memory of `record`; None: there are no graphs."""
         self._drawn: DrawnTokens | None = None
         self._recorded_rows: Tensor | None = None  # of adapters' new tokens: graphs read them where they lie
         self._is_plain = forward is None

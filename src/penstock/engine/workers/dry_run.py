@@ -1,4 +1,4 @@
-"""What an engine would be: read from a config and the device, without weights."""
+"""Summary of an engine before it is opened, from a config and the device, without weights."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -44,7 +44,7 @@ class NodeOffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousInfo:
-    """What a member needs to know to start its ranks."""
+    """Position of a member in the group: it starts its ranks by it."""
 
     round: int
     index: int

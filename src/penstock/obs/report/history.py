@@ -10,7 +10,7 @@ import numpy as np
 from penstock.core import config
 from penstock.core.errors import PenstockError
 from penstock.core.toml import plain
-from penstock.devices.kernel_table import Row
+from penstock.devices.kernel_table import ChosenKernel
 from penstock.obs.metric_names import BY_CORPUS, BY_TASK, METRICS
 from penstock.obs.run_data.columns import RunData
 from penstock.obs.sinks import Record
@@ -47,7 +47,7 @@ class Start:
     """Threads that a rank computes with."""
     peak_flops: float = math.nan
     """Peak FLOP/s of all ranks; NaN if it could not be measured without other load."""
-    kernels: dict[str, Row] = field(default_factory=dict)
+    kernels: dict[str, ChosenKernel] = field(default_factory=dict)
     """Operation and its shape -> its kernel, with the times of those that were measured."""
 
     @property
@@ -321,7 +321,7 @@ def _start(record: Record) -> Start:
             threads=threads,
             peak_flops=_number(record.get("peak_flops")),
             changes=tuple((str(name), plain(before), plain(now)) for name, (before, now) in changes),
-            kernels={key: config.build(Row, row) for key, row in record.get("kernels", {}).items()},
+            kernels={key: config.build(ChosenKernel, row) for key, row in record.get("kernels", {}).items()},
         )
     except (TypeError, ValueError, KeyError, OverflowError, AttributeError) as error:
         problem = f"no {error}" if isinstance(error, KeyError) else str(error)

@@ -1,9 +1,9 @@
-"""What a run has recorded, as columns of numbers, events and starts; kept up with its file.
+"""Records of a run as columns of numbers, events and starts, kept up with its file.
 
     metrics.jsonl -> Tail (new lines) -> RunColumns (parses them) -> RunData (a view that does not change)
 
 100,000 steps are parsed in half a second and held in 20 MB, so nothing is stored: every process reads for
-itself. Whoever looks gets what was read last and waits for nobody.
+itself. A reader gets what was read last, without waiting.
 
 A run has one history: where steps go back, as after a resume from an earlier checkpoint, what was recorded
 beyond is dropped and `generation` counts up, so that a reader who holds a part of the curve knows that it is
@@ -27,7 +27,7 @@ from penstock.obs.metric_names import METRICS_FILE
 from penstock.obs.run_data.events import RunEvent, event_of
 from penstock.obs.run_data.numbers import columns_of_records, columns_of_steps, parsed, seconds
 from penstock.obs.run_data.run_files import RunFiles
-from penstock.obs.run_data.tail import Block, Tail
+from penstock.obs.run_data.tail import LineBlock, Tail
 from penstock.obs.sinks import Record
 from penstock.obs.thin import Float64
 
@@ -49,7 +49,7 @@ _MOST_COLUMNS = 4096
 _FEW_BYTES = 16 << 10
 """Lines that are parsed one by one sooner than together."""
 _ODD = (b'"event"', b'"validation_loss"')
-"""What lines have that are not of steps."""
+"""Keys of lines that are not of steps."""
 
 
 class SlowRank(NamedTuple):
@@ -60,7 +60,7 @@ class SlowRank(NamedTuple):
     own_s: float
     """Seconds of a step."""
     median_s: float
-    """Those of the median rank."""
+    """Seconds of the median rank."""
 
 
 class Cursor(NamedTuple):
@@ -130,7 +130,7 @@ class _Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
-    """What a run has recorded, as far as it was read; it does not change."""
+    """Records of a run, as far as they were read; they do not change."""
 
     files: RunFiles
     generation: int = 0
@@ -140,7 +140,7 @@ class RunData:
     events: Sequence[RunEvent] = ()
     """Newest events in order, without spikes."""
     num_events: int = 0
-    """Those included that are no longer kept."""
+    """Number of all events, dropped ones included."""
     starts: Sequence[Record] = ()
     """Records of the run's starts."""
     samples: Sequence[tuple[int, int, int]] = ()
@@ -196,7 +196,7 @@ class RunColumns:
         self._updating = Lock()
         self._generation = getrandbits(40)  # a reader may hold a part from a process that ended
         self.data = RunData(files=files, generation=self._generation)
-        """What was read so far."""
+        """Records read so far."""
         self._forget()
 
     @property
@@ -255,7 +255,7 @@ class RunColumns:
             num_damaged=self._num_damaged,
         )
 
-    def _add(self, block: Block) -> None:
+    def _add(self, block: LineBlock) -> None:
         self._num_damaged += block.num_dropped
         for segment in _segments(block.content):
             offset = block.offset + segment.first
@@ -385,7 +385,7 @@ class _Segment(NamedTuple):
     """Bytes of the block before them."""
     content: bytes
     odd: list[tuple[bytes, int]]
-    """Those that are not of steps, each with the bytes of the block before it."""
+    """Lines that are not of steps, each with the bytes of the block before it."""
 
     @property
     def steps(self) -> bytes:

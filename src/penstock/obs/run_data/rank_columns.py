@@ -22,7 +22,7 @@ from penstock.core import clock
 from penstock.core.errors import UsageError, nearest
 from penstock.obs.metric_names import RANK_METRICS, RANKS_FILE
 from penstock.obs.run_data.run_files import RunFiles
-from penstock.obs.run_data.tail import Block, Tail
+from penstock.obs.run_data.tail import LineBlock, Tail
 
 _MOST_RANKS = 65_536
 """Longer rows are damaged."""
@@ -72,7 +72,7 @@ class RankTable:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What was read of the file; arrays have room for more, which is not read."""
+    """Records read from the file. The arrays have spare room behind them."""
 
     num_rows: int = 0
     num_values: int = 0
@@ -95,7 +95,7 @@ class _Layout:
     last: int
     """After the values."""
     length: int
-    """Of the line, with its end."""
+    """Length of the line in bytes, its end included."""
 
     @property
     def has_values(self) -> bool:
@@ -159,7 +159,7 @@ class RankColumns:
         rows, values = read.rows[: read.num_rows], read.values[: read.num_values]
         return _thinned(rows, values, read.places, first=first, last=last, columns=columns, cells=cells)
 
-    def _parsed(self, read: _Read, block: Block) -> _Read:
+    def _parsed(self, read: _Read, block: LineBlock) -> _Read:
         content, places = block.content, read.places
         rows: list[tuple[int, int]] = []
         found: list[bytes] = []

@@ -20,7 +20,7 @@ _CHECKED_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class LineBlock:
     """Whole lines that were read together."""
 
     content: bytes
@@ -48,7 +48,7 @@ class Tail:
         self._is_inside = False  # a line that is dropped, because it is too long
         self._stamp: FileStamp | None = None  # of an object that was read to its end
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[LineBlock]:
         """Yield the complete lines that are new.
 
         Raises:
@@ -60,7 +60,7 @@ class Tail:
         with self._files.open(self._name) as file:
             if not self._is_continued(file):
                 self._offset, self._digest, self._is_inside = 0, _digest_of(b""), False
-                yield Block(b"", 0, is_restart=True)
+                yield LineBlock(b"", 0, is_restart=True)
             while block := self._next(file):
                 yield block
         self._stamp = stamp
@@ -70,7 +70,7 @@ class Tail:
         file.seek(0, 2)
         return file.tell() >= self._offset and _digest(file, self._offset) == self._digest
 
-    def _next(self, file: BinaryIO) -> Block | None:
+    def _next(self, file: BinaryIO) -> LineBlock | None:
         file.seek(self._offset)
         content, first = file.read(self._block_bytes), self._offset
         end = content.rfind(b"\n") + 1
@@ -86,7 +86,7 @@ class Tail:
         tail = content[max(0, end - _CHECKED_BYTES) : end]
         is_whole = len(tail) == _CHECKED_BYTES or not first
         self._digest = _digest_of(tail) if is_whole else _digest(file, self._offset)
-        return Block(content[begin:end], first + begin, num_dropped=num_dropped)
+        return LineBlock(content[begin:end], first + begin, num_dropped=num_dropped)
 
 
 def _digest(file: BinaryIO, offset: int) -> bytes:
