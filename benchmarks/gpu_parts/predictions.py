@@ -44,7 +44,7 @@ from penstock.train.planning.memory import job_of, memory_plan
 
 WITHIN = 15.0
 """Percent by which a prediction may be off."""
-WEIGHT_BITS = {"bfloat16": 16, "int8": 8, "float8": 8}
+WEIGHT_BITS = {"bfloat16": 16, "int8": 8, "int4": 4, "float8": 8}
 AT_ONCE = (64, 256)
 TRAINED = (
     ("1b", BF16, 2),
@@ -57,11 +57,12 @@ TRAINED = (
 )
 """Shape, setting and rows of each."""
 SERVED = (
+    ("8b", "bfloat16", COMPILED, AT_ONCE),
     ("8b", "bfloat16", GRAPHS, AT_ONCE),
-    ("8b", "bfloat16", COMPILED, ()),
-    ("8b", "int8", GRAPHS, AT_ONCE[:1]),
-    ("8b", "float8", GRAPHS, AT_ONCE[:1]),
-    ("1b", "bfloat16", GRAPHS, AT_ONCE),
+    ("8b", "int8", COMPILED, AT_ONCE[:1]),
+    ("8b", "int4", COMPILED, AT_ONCE[:1]),
+    ("8b", "float8", COMPILED, AT_ONCE[:1]),
+    ("1b", "bfloat16", COMPILED, AT_ONCE),
 )
 """Shape, weights, mode and numbers of requests of each."""
 

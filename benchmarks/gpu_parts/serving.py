@@ -1,11 +1,10 @@
 """Serving figures of one GPU: a stream alone beside the memory's roofline, prompts, many requests, host time.
 
-Models of random numbers are made on the device, and served by the engine that `penstock serve` runs, with
-steps of decoding replayed as CUDA graphs. In bfloat16 they are also measured as they come (eager), and, for a
-stream alone, compiled and replayed: a program for each number of tokens would take minutes. On a CPU nothing
-is compiled. The roofline of a stream alone is the bytes of matrices that a token reads over the bytes a
-second that a sum of 2 GiB reads in the same run. Beside it: transformers' continuous batching on the same
-shapes and requests, and vLLM where it is installed.
+Models of random numbers are made on the device, and served by the engine that `penstock serve` runs: blocks
+compiled, steps of decoding replayed as CUDA graphs. In bfloat16 they are also measured without programs, and
+without either (eager). On a CPU nothing is compiled. The roofline of a stream alone is the bytes of matrices
+that a token reads over the bytes a second that a sum of 2 GiB reads in the same run. Beside it: transformers'
+continuous batching on the same shapes and requests, and vLLM where it is installed.
 """
 
 import gc
@@ -44,7 +43,6 @@ from penstock.devices import accelerator  # noqa: E402
 from penstock.devices.figures import device_named  # noqa: E402
 from penstock.engine.assemble import engine_of  # noqa: E402
 from penstock.engine.config import EngineConfig  # noqa: E402
-from penstock.engine.model_runner.compiled_steps import sizes_up_to  # noqa: E402
 from penstock.engine.request import Request  # noqa: E402
 from penstock.engine.sampling_params import GREEDY, Sampling  # noqa: E402
 from penstock.models import FAMILIES  # noqa: E402
@@ -66,7 +64,7 @@ ALONE_TARGETS_MS = {"H100-80GB": 6.5, "H200": 4.6}
 """Of the 8B shape in bfloat16, by the device: 75 and 73% of its memory's roofline."""
 PROMPTS_TARGET, REQUESTS_TARGET = 70.0, 2300.0
 HOST_TARGET_MS, PEER_TARGET = 0.4, 1.0
-WEIGHTS = {"bfloat16": "stored", "int8": "int8", "float8": "float8"}
+WEIGHTS = {"bfloat16": "stored", "int8": "int8", "int4": "int4", "float8": "float8"}
 EAGER, GRAPHS, COMPILED = "eager", "graphs", "compiled and graphs"
 NUM_PROFILED, NUM_TRACED = 16, 3  # steps
 
@@ -134,7 +132,7 @@ def record_graphs(engine, most, *, is_compiled=False):
     has_graphs = accelerator.kind_of(runner.cache.device).has_graphs
     ready = []
     if is_compiled or not has_graphs:
-        compiled = runner.compile(sizes_up_to(most), backend="inductor" if has_graphs else "eager")
+        compiled = runner.compile([1], has_any=True, backend="inductor" if has_graphs else "eager")
         compiled.compile_all()
         ready = sorted(compiled.ready)
     if has_graphs:
@@ -237,13 +235,12 @@ class Serving:
 
     def _measure(self, label, shape_name, weights, mode, engine):
         """File the rows of one mode; an engine's modes come in the order eager, graphs, compiled."""
-        is_alone = mode == COMPILED  # the programs of one stream, which take seconds and not minutes
         if mode != EAGER:
             began = clock.monotonic()
             ready = attempt(
                 self.part,
                 f"{label}: opened",
-                partial(self._compile, engine, mode, 1 if is_alone else max(self._counts(weights, mode))),
+                partial(self._compile, engine, mode, max(self._counts(weights, mode))),
                 needs_s=25.0 if mode == COMPILED else 10.0,
             )
             if ready is None:
@@ -256,9 +253,7 @@ class Serving:
             partial(self._alone, label, shape_name, weights, mode, engine, driven),
             needs_s=3.0,
         )
-        if is_alone:
-            return
-        if mode == GRAPHS and weights == "bfloat16":
+        if mode == COMPILED and weights == "bfloat16":
             attempt(
                 self.part,
                 f"{label}, alone, top-p: ms/token",
@@ -279,7 +274,7 @@ class Serving:
                     partial(self._full_steps, label, shape_name, driven, count),
                     needs_s=3.0,
                 )
-        if mode == GRAPHS and weights == "bfloat16":
+        if mode == COMPILED and weights == "bfloat16":
             attempt(
                 self.part,
                 f"{label}, prompts: tokens/s",
@@ -289,7 +284,7 @@ class Serving:
 
     def _counts(self, weights, mode):
         """Return the numbers of requests at once that are measured."""
-        return self.at_once if weights == "bfloat16" and mode == GRAPHS else self.at_once[:1]
+        return self.at_once if weights == "bfloat16" and mode == COMPILED else self.at_once[:1]
 
     def _compile(self, engine, mode, most):
         """Have steps of decoding replayed, compiled before or not; return the sizes that are."""
@@ -532,13 +527,14 @@ def main():
                 "serving-canary": lambda: canary(
                     part, lambda tried: Serving(tried, Path(folder)).serve("8b", "bfloat16", (GRAPHS,))
                 ),
-                "serve-8b": partial(serve, "8b", "bfloat16", (GRAPHS,)),
+                "serve-8b": partial(serve, "8b", "bfloat16", (COMPILED,)),
                 "serve-8b-transformers": partial(rows.transformers, "8b"),
                 "serve-8b-eager": partial(serve, "8b", "bfloat16", (EAGER,)),
-                "serve-8b-compiled": partial(serve, "8b", "bfloat16", (COMPILED,)),
-                "serve-8b-int8": partial(serve, "8b", "int8", (GRAPHS,)),
-                "serve-8b-float8": partial(serve, "8b", "float8", (GRAPHS,)),
-                "serve-1b": partial(serve, "1b", "bfloat16", (GRAPHS,)),
+                "serve-8b-graphs": partial(serve, "8b", "bfloat16", (GRAPHS,)),
+                "serve-8b-int8": partial(serve, "8b", "int8", (COMPILED,)),
+                "serve-8b-int4": partial(serve, "8b", "int4", (COMPILED,)),
+                "serve-8b-float8": partial(serve, "8b", "float8", (COMPILED,)),
+                "serve-1b": partial(serve, "1b", "bfloat16", (COMPILED,)),
                 "serve-8b-vllm": partial(rows.vllm, "8b"),
             },
         )

@@ -121,17 +121,17 @@ def test_no_step_asks_the_host_for_numbers():
 
 def test_a_program_of_any_number_of_tokens_computes_steps_with_prompts():
     parts = engine_parts()
-    compiled = compiled_at_once(parts, sizes=[1, 3], has_any=True)
+    compiled = compiled_at_once(parts, sizes=[1], has_any=True)
     assert_close(logits_of(*parts, compiled), logits_of(*engine_parts()))
-    sizes = [14, 3, 3, 1, 3, 3, 1, 7, 20, 4]  # steps with prompts are not padded
+    sizes = [14, 3, 2, 1, 3, 3, 1, 7, 20, 4]  # nothing is padded
     assert [size for size in sizes for _ in range(NUM_LAYERS)] == COMPUTED
 
 
 def test_graphs_of_compiled_programs_compute_what_plain_code_does():
     parts = engine_parts()
-    compiled = compiled_at_once(parts)
+    compiled = compiled_at_once(parts, sizes=[1], has_any=True)
     graphs = graphs_of(*parts, compiled, record=(record := Recorder()))
-    assert COMPUTED
+    assert [size for size in (3, 3, 2, 2, 1, 1) for _ in range(NUM_LAYERS)] == COMPUTED
     assert_close(logits_of(*parts, compiled, graphs=graphs), logits_of(*engine_parts()))
     assert record.replayed == [3, 2, 1, 3, 3, 1]
 
@@ -185,25 +185,28 @@ def test_a_step_that_no_program_fits_any_more_compiles_nothing():
 
 
 @pytest.mark.parametrize(
-    ("asked", "device", "ranks", "wanted"),
+    ("asked", "device", "has_graphs", "wanted"),
     [
-        ("off", "cuda", 1, False),
-        ("auto", "cpu", 1, False),
-        ("auto", "cuda", 1, False),
-        ("auto", "cuda", 2, False),
-        ("on", "cpu", 1, True),
-        ("on", "cuda", 1, True),
+        ("off", "cuda", False, False),
+        ("auto", "cpu", False, False),
+        ("auto", "cuda", True, True),
+        ("auto", "cuda", False, False),  # of several ranks, or batch-invariant
+        ("on", "cpu", False, True),
+        ("on", "cuda", True, True),
     ],
 )
-def test_steps_are_compiled_where_it_was_asked_for(asked, device, ranks, wanted):
-    assert is_wanted(asked, device=torch.device(device), ranks=ranks) is wanted
+def test_steps_are_compiled_where_they_are_graphs_and_where_it_was_asked_for(
+    asked, device, has_graphs, wanted
+):
+    found = is_wanted(asked, has_graphs=has_graphs, device=torch.device(device), ranks=1)
+    assert found is wanted
 
 
 def test_ranks_are_not_compiled():
     with pytest.raises(
         ConfigError, match=r"compile=on supports one process only \(got 'tensor_parallel=2'\)"
     ):
-        is_wanted("on", device=torch.device("cpu"), ranks=2)
+        is_wanted("on", has_graphs=False, device=torch.device("cpu"), ranks=2)
 
 
 def test_a_compiler_that_fails_leaves_plain_code(caplog):

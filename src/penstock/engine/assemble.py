@@ -11,7 +11,6 @@ from penstock.engine.kernels import choose_kernels
 from penstock.engine.model_runner.capacity import Capacity, defaults_of, num_blocks_for, step_tokens
 from penstock.engine.model_runner.compiled_steps import is_wanted, program_sizes
 from penstock.engine.model_runner.decode_graphs import are_wanted
-from penstock.engine.model_runner.graph_plan import sizes_up_to
 from penstock.engine.model_runner.interface import StepRunner
 from penstock.engine.model_runner.kv_cache import bytes_per_block
 from penstock.engine.sampling.grammars_of_adapters import GrammarsOfAdapters
@@ -124,16 +123,22 @@ def _runner(
     part: ModelShard, capacity: Capacity, config: EngineConfig, others: RankProcesses | None
 ) -> StepRunner:
     pages = {"num_blocks": capacity.num_blocks, "block_size": capacity.block_size}
-    compiles = is_wanted(config.compile, device=part.device, ranks=config.tensor_parallel)
+    records = are_wanted(config.compile, device=part.device, ranks=config.tensor_parallel)
+    is_alone = not config.batch_invariant and not config.adapters  # each computes otherwise than the programs
+    compiles = is_wanted(
+        config.compile,
+        has_graphs=records and is_alone,
+        device=part.device,
+        ranks=config.tensor_parallel,
+    )
     if others is not None:
         return RankedRunner.join(part, others, **pages)
     runner = part.runner(**pages)
     if accelerator.is_accelerator(part.device):  # a CPU has computed a step when it returns
         runner.sample(capacity.max_sequences)
         compile_draws(part)
-    records = are_wanted(config.compile, device=part.device, ranks=config.tensor_parallel)
     if compiles and records:  # before the first request: graphs are of compiled programs
-        runner.compile(sizes_up_to(capacity.max_sequences), has_any=True).compile_all()
+        runner.compile([1], has_any=True).compile_all()
     elif compiles:
         chunk = min(capacity.tokens_per_step, defaults_of(part.device.type).piece_tokens)
         runner.compile(program_sizes(max_sequences=capacity.max_sequences, max_tokens=chunk)).start()

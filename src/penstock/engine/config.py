@@ -36,10 +36,10 @@ class EngineConfig:
 
     Each token has its own scale. Rounding gains time where a step has many tokens, and changes answers."""
     compile: Compile = "auto"
-    """CUDA graphs of decode steps, and torch.compile of the blocks; auto: graphs of uncompiled blocks on
-    NVIDIA GPUs, nothing elsewhere; on: compiled blocks, which are slower on CPUs; off: neither.
+    """CUDA graphs of decode steps, and torch.compile of the blocks; auto: both on one NVIDIA GPU, nothing
+    elsewhere; on: also on CPUs, where compiled blocks are slower; off: neither.
 
-    Graphs are recorded when the engine opens, and on GPUs blocks are compiled before that. On CPUs steps run
+    On GPUs blocks are compiled when the engine opens, and graphs are recorded after that. On CPUs steps run
     uncompiled until compilation has finished."""
     kernels: str = "auto"
     """Choice among kernels that compute the same: auto, reference, or a file of `penstock kernels --out`.

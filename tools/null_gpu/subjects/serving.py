@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_parts.serving import random_model, record_graphs, shape_of
+from gpu_parts.serving import random_model, shape_of
 from safetensors.torch import save_file
 
 from penstock.engine.assemble import engine_of
@@ -91,10 +91,10 @@ def _step(engine: Engine) -> set[int]:
 
 
 def an_engine(device: torch.device, **options: Any) -> Engine:  # Any: fields of EngineConfig
-    """Return an engine of random numbers, which records no graphs yet."""
+    """Return an engine of random numbers as a server opens it: with compiled blocks and graphs."""
     shape = shape_of("8b", is_tiny=False, layers=LAYERS)
     config = EngineConfig(
-        prefix_caching=False, weights="stored", compile="off", kernels="reference",
+        prefix_caching=False, kernels="reference",
         max_sequences=MOST, max_context=4096, cache_gib=2.0, **options,
     )  # fmt: skip
     return engine_of(random_model(shape, device), config)
@@ -119,7 +119,6 @@ def an_adapter(folder: Path) -> Path:
 def graph_counts(device: torch.device) -> dict[str, object]:
     """Return the counts of steps that are graphs, and of an engine with graphs whose steps are not."""
     engine = an_engine(device, tokens_per_step=PIECE)
-    record_graphs(engine, MOST)
     found: dict[str, object] = {
         f"serve {name}, {count} at once": step_counts(engine, count, sampling)
         for name, sampling in SETTINGS.items()
@@ -144,7 +143,6 @@ def main() -> None:
     found["serve drafts, 1 at once"] = step_counts(engine, 1, GREEDY)
     engine.close()
     engine = an_engine(device, batch_invariant=True)
-    record_graphs(engine, MOST)
     found["serve batch-invariant, 1 at once"] = step_counts(engine, 1, GREEDY)
     engine.close()
     print(json.dumps(found))

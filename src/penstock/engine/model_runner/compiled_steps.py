@@ -10,8 +10,9 @@ On CPUs a program has 1, 2, 4, ... tokens, and smaller steps are padded. A threa
 other, on padding only, while plain steps serve. A step of C++ operators is one call there, which no compiled
 program beats (docs/explanation/inference.md).
 
-On GPUs a program of each size of a decode step is compiled before it is recorded as a CUDA graph
-(decode_graphs.py). All other steps use one program of any number of tokens.
+On GPUs there are two programs: of one token, and of any number of tokens. They are compiled before decode
+steps are recorded as CUDA graphs (decode_graphs.py). Layers of 8 and 4 bits choose their kernels by the
+number of tokens, so their program of any number is one for each choice.
 """
 
 import logging
@@ -44,20 +45,21 @@ _MOST_PROGRAMS = 256
 _MOST_TOKENS = 2048
 """Largest number of tokens of a program. Larger steps run uncompiled: a program would save little there."""
 
-_ANY_TOKENS = 512
-"""Tokens of the step that the program of any number of tokens is compiled with."""
+_ANY_TOKENS = (512, 48, 8)
+"""Tokens of the steps that the program of any number of tokens is compiled with: one for each kernel that
+layers of 8 and 4 bits choose (linear/quantized.py). Where none chooses, the first one alone compiles."""
 
 Program = Callable[[Block, Tensor, Rope, HiddenPages], Tensor]
 
 
-def is_wanted(asked: Compile, *, device: torch.device, ranks: int) -> bool:
-    """Return True if steps are compiled: `asked` is "on".
+def is_wanted(asked: Compile, *, has_graphs: bool, device: torch.device, ranks: int) -> bool:
+    """Return True if steps are compiled: `asked` is "on", or "auto" where decode steps are graphs.
 
     Raises:
         ConfigError: compilation was requested and is impossible.
     """
     if asked != "on":
-        return False
+        return asked == "auto" and has_graphs
     if ranks > 1:
         raise ConfigError(
             "compile=on supports one process only", got=f"tensor_parallel={ranks}", fix="Leave compile out."
@@ -176,12 +178,15 @@ class CompiledSteps:
             self._ready.add(size)
         if self._any is not None:
             try:
-                self._run_alone(self._any.compiling, _ANY_TOKENS)
+                for size in _ANY_TOKENS:
+                    self._run_alone(self._any.compiling, size)
             except Exception as error:
                 log.warning("compile=failed size=any reason=%r", str(error)[:500])
                 return
             self._any.is_ready = True
-        log.info("compile=done programs=%d seconds=%.1f", len(self._sizes), monotonic() - started)
+        log.info(
+            "compile=done programs=%d seconds=%.1f", len(self._ready) + bool(self._any), monotonic() - started
+        )
 
     @torch.inference_mode()
     def _run_alone(self, twin: Llama, size: int) -> None:
