@@ -44,7 +44,7 @@ SECURITY_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-"""Of every response. The pages fetch nothing from elsewhere, and no other page may show them."""
+"""Headers of every response. Pages fetch nothing from elsewhere, and no other page may embed them."""
 
 _MOST_BYTES = 1 << 20
 """Largest request body."""

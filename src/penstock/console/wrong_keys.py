@@ -11,7 +11,7 @@ _LONGEST_WAIT_S = 30.0
 _FORGOTTEN_S = 600.0
 _MOST_ADDRESSES = 10_000
 _NETWORK_BITS = 64
-"""Of an address of IPv6: a client may choose the rest."""
+"""Leading bits of an IPv6 address that count as one client, which may choose the rest."""
 
 
 @dataclass(slots=True)

@@ -77,7 +77,7 @@ class Unit:
     """Translation units that become one library."""
 
     name: str
-    """Of its library among those of an image."""
+    """Name of its library among those of an image."""
     title: str
     """For messages, such as "the C++ operators"."""
     takes: str

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 TIMEOUT_S = 10.0
-"""Of a connection, and of each reading of an answer."""
+"""Limit of a connection, and of each read of an answer."""
 
 
 class Refused(Exception):

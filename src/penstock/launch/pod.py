@@ -73,7 +73,7 @@ class PodCode:
     """Source code that is laid over the image, so that a change needs no image build."""
 
     sha256: str
-    """Of the archive (tar.gz); names the ConfigMap, and is checked in the pod."""
+    """Digest of the archive (tar.gz); it names the ConfigMap, and the pod checks it."""
     address: str = ""
     """Address of an object store with the archive at code/SHA256.tar.gz. Empty: a ConfigMap holds it, which
     takes at most 1 MiB."""

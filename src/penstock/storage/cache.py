@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 WHOLE = "whole-"
 """Prefix of the names of copies of whole objects."""
 _REGION = re.compile(r"[0-9a-f]+")
-"""Of regions' names. Others are the file system's: NFS renames files that are deleted while they are open."""
+"""Names of regions. Other files are the file system's: NFS renames files that are deleted while open."""
 _MAX_OPEN = 4096  # regions mapped at a time; Linux allows a process 65,530 maps
 _HASTE = 64  # 1 / share of the limit written between two scans of the folder
 _TARGET = 7 / 8

@@ -49,7 +49,7 @@ class ColumnBuffers:
     """
 
     rows: Int64
-    """Of the batch."""
+    """Number of rows of the batch."""
     nodes: tuple[tuple[Int64, Int64], ...]
     """(length, 1 if some may be null) of the column, then of what its lists hold."""
     places: tuple[tuple[Int64, Int64], ...]

@@ -36,7 +36,7 @@ class Column:
     column: str
     dtype: str
     counts: Sequence[GroupCounts]
-    """Of each row group, as the footer says."""
+    """Counts of each row group, from the footer."""
 
     def batches(self, group: int) -> Iterator[tuple[Int64, Array]]:
         """Yield the lengths of some lists and the tokens in them, a few megabytes at a time.

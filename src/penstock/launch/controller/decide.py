@@ -88,7 +88,7 @@ class JobSeen:
     """The JobSet or TrainJob of the run."""
 
     digest: str
-    """Of the objects that it was made with."""
+    """Digest of the objects that it was made with."""
     nodes: str = ""
     """Nodes that it was made for."""
     is_leaving: bool = False
@@ -102,7 +102,7 @@ class RunSeen:
     """A run, as the cluster shows it."""
 
     digest: str = ""
-    """Of the objects that are wanted; empty: none can be made."""
+    """Digest of the wanted objects; empty: none can be made."""
     nodes: str = ""
     """Nodes that are wanted, as 4 or 2:4."""
     least: int = 1

@@ -35,7 +35,7 @@ _KEY = "key"
 _LABEL_MAX = 63
 _SUFFIX = len("-xxxxx")  # of a pod
 _FAILURES_PER_NODE = 100
-"""Of pods that end before they can count: an image without Penstock, say."""
+"""Failed pods per node that end a run whose pods cannot count restarts, as without Penstock in the image."""
 _NO_LIMIT = 2**31 - 1
 
 

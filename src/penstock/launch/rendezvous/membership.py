@@ -87,7 +87,7 @@ class Membership:
     _members: dict[str, NodeOffer] = field(default_factory=dict)
     _waiting: dict[str, NodeOffer] = field(default_factory=dict)
     _infos: dict[str, RendezvousInfo] = field(default_factory=dict)
-    """Of this round's members; empty: it is gathering."""
+    """What each member of this round was told; empty: members are still gathering."""
     _heard_at: dict[str, float] = field(default_factory=dict)
     _deadline: float | None = None
     _now: float = 0.0

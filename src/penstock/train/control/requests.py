@@ -26,7 +26,7 @@ from penstock.core.files import is_locked, sync_directory, write_json
 CONTROL_FOLDER = "control"
 _MOST_BYTES = 64 * 1024
 _MOST_ANSWER_BYTES = 16 * 1024 * 1024
-"""Of a reply, which holds the weights of all corpora."""
+"""Largest reply; it holds the weights of all corpora."""
 _MOST_REQUESTS = 10**9
 """Larger numbers are of nobody's requests; those after them would have names that are none."""
 _MOST_REASON = 500

@@ -32,9 +32,9 @@ class RunMemory:
     """Bytes that a run takes on one machine."""
 
     host: int
-    """Of the machine's memory, all its ranks together."""
+    """Bytes of the machine's memory, for all its ranks together."""
     device: int
-    """Of one rank's accelerator; 0: ranks are on processors."""
+    """Bytes of one rank's accelerator; 0: ranks run on processors."""
 
 
 def may_have_accelerators(root: Path = Path("/")) -> bool:

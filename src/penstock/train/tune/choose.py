@@ -28,9 +28,9 @@ class Chosen:
 
     objective: Objective
     loader_options: dict[str, Any] = field(default_factory=dict)  # Any: arguments of Loader
-    """Of the training rows; empty: those of every run."""
+    """Options of the training loader; empty: those of every run."""
     heldout_options: dict[str, Any] = field(default_factory=dict)
-    """Of the held-out rows."""
+    """Options of the loader of held-out rows."""
 
 
 def choose_objective(config: TrainConfig, corpora: Mapping[str, Corpus], scorer: Pass) -> Chosen:
