@@ -17,7 +17,7 @@ import yaml
 
 from penstock.cli.options import field_texts
 from penstock.core.limits import Limit, limit_of
-from penstock.launch.pod import PodSpec, PodVolume
+from penstock.launch.pods.pod import PodSpec, PodVolume
 from penstock.launch.spec import RunSpec
 
 CRD = Path(__file__).resolve().parent.parent / "deploy/operator/crd.yaml"

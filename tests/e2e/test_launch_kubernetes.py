@@ -9,7 +9,7 @@ import shutil
 import httpx
 import pytest
 
-from penstock.launch.failed_pods import MOST_FAILED
+from penstock.launch.pods.failed import MOST_FAILED
 from tests.e2e.conftest import audit_of_pods
 from tests.jobset_controller import jobset_controller
 from tests.kubelet import nodes

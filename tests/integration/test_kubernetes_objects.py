@@ -15,7 +15,7 @@ from penstock.core.errors import PenstockError, UsageError
 from penstock.launch.engines import kubernetes
 from penstock.launch.engines.kubernetes_api import connect
 from penstock.launch.job_folder import JobFolder
-from penstock.launch.pod_code import code_config_map, code_of
+from penstock.launch.pods.code import code_config_map, code_of
 from penstock.launch.render.kubernetes import render_kubernetes
 from penstock.launch.render.serving import render_serving
 from penstock.launch.spec import node_range

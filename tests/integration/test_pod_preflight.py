@@ -9,9 +9,9 @@ from tests.kubernetes import free_port
 from tests.unit.launch.test_spec import make_spec
 
 from penstock.launch.job_folder import JobFolder
-from penstock.launch.pod import PodSpec
-from penstock.launch.pod_networks import PodNetwork
-from penstock.launch.pod_preflight import is_examined
+from penstock.launch.pods.networks import PodNetwork
+from penstock.launch.pods.pod import PodSpec
+from penstock.launch.pods.preflight import is_examined
 from penstock.launch.preflight import EXCLUDE, REPORT, REPORT_JSON, command_of
 from penstock.launch.spec import RunSpec, node_range
 
@@ -20,7 +20,7 @@ import json, sys
 from pathlib import Path
 from penstock.core.errors import PenstockError
 from penstock.launch.job_folder import JobFolder
-from penstock.launch.pod_preflight import examine_pods
+from penstock.launch.pods.preflight import examine_pods
 from penstock.launch.spec import RunSpec
 
 spec, node, port = RunSpec.read(json.loads(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])

@@ -5,10 +5,10 @@ from statistics import median
 from typing import Any
 
 from penstock.core.errors import PenstockError
+from penstock.core.network.nics import usable
 from penstock.devices.figures import DEVICES, Architecture, Device, device_named
 from penstock.doctor.checks import corpus, devices, disk, interfaces, processors, speeds, ulimits
 from penstock.doctor.report import DoctorReport
-from penstock.launch.nics import usable
 from penstock.plan.hardware import Cluster
 
 _GIB = 2**30

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import PrefixStore, Store  # typed there only
 
 from penstock.core import clock, env
 from penstock.core.errors import PenstockError
-from penstock.launch.nics import Nic, usable
+from penstock.core.network.nics import Nic, usable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

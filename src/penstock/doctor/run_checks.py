@@ -8,6 +8,7 @@ from typing import Any
 from penstock.core import clock
 from penstock.core.env import local_world_size, ranks
 from penstock.core.errors import PenstockError, UsageError
+from penstock.core.network.probe import probe_nics
 from penstock.doctor.checks import (
     copies,
     corpus,
@@ -29,8 +30,7 @@ from penstock.doctor.link import LinkMeasurement, better, link_of
 from penstock.doctor.node_group import Member, NodeGroup, ends_of, host_name, rounds
 from penstock.doctor.pair import measure_pair
 from penstock.doctor.report import DoctorReport, put_together, traits_of
-from penstock.launch.node import named
-from penstock.launch.probe import probe_nics
+from penstock.launch.nodes.node import named
 from penstock.parallel.rendezvous import open_store
 
 log = logging.getLogger(__name__)

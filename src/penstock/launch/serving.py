@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from penstock.core.errors import UsageError
 from penstock.core.limits import check_limits, limited
-from penstock.launch.pod import PodSpec
+from penstock.launch.pods.pod import PodSpec
 from penstock.launch.spec import GRACE, MARGIN_S, NodeRange, Secret
 
 LEAVE_S = 5.0

@@ -16,8 +16,8 @@ from penstock.core.config import Raw
 from penstock.core.errors import UsageError
 from penstock.core.limits import Limit, check_limits, limited
 from penstock.core.toml import flat
-from penstock.launch.pod import PodSpec
-from penstock.launch.pod_networks import check_addresses
+from penstock.launch.pods.networks import check_addresses
+from penstock.launch.pods.pod import PodSpec
 
 MARGIN_S = 5.0
 """Seconds of a grace period that are kept free: signals and exits take their time."""

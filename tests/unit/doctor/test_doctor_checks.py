@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock.core.network.nics import Nic
 from penstock.doctor import consistency
 from penstock.doctor.checks import (
     copies,
@@ -22,7 +23,6 @@ from penstock.doctor.checks import (
     variables,
 )
 from penstock.doctor.checks.check import Check, Level, worst
-from penstock.launch.nics import Nic
 
 GIB = 2**30
 NIC = Nic(

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import PenstockError
+from penstock.core.network.nics import Nic
 from penstock.devices.figures import DEVICES, device_named
 from penstock.doctor.checks import devices, disk, interfaces, processors, speeds, ulimits
 from penstock.doctor.cluster import cluster_of
 from penstock.doctor.link import LinkFault, LinkMeasurement
 from penstock.doctor.report import DoctorReport
-from penstock.launch.nics import Nic
 from penstock.plan.hardware import load_cluster, write
 
 GIB = 2**30

@@ -6,8 +6,8 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from penstock.core.errors import PenstockError
+from penstock.core.network.nics import Nic
 from penstock.doctor.node_group import End, Member, NodeGroup, ends_of, matched
-from penstock.launch.nics import Nic
 
 SOON_S = 0.01  # for what will not come
 LATE_S = 60.0  # for what is there already

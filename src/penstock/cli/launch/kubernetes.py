@@ -10,8 +10,8 @@ from penstock.cli.launch_plan import LaunchPlan
 from penstock.cli.options import add_fields
 from penstock.cli.pods import WORK, add_pod_arguments, check_mounted, fitting_name, pod_spec, tried
 from penstock.core.errors import UsageError
-from penstock.launch.pod import PodCode, PodSpec
-from penstock.launch.pod_code import code_config_map, code_of, packed, upload
+from penstock.launch.pods.code import code_config_map, code_of, packed, upload
+from penstock.launch.pods.pod import PodCode, PodSpec
 from penstock.launch.render.jobset import longest_name
 from penstock.launch.render.kubernetes import RECIPE_FILE, pod_of, render_kubernetes
 from penstock.launch.render.pod_template import CONFIG

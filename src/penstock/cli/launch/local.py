@@ -9,7 +9,7 @@ from penstock.core.env import num_cores
 from penstock.core.files import write_atomic
 from penstock.core.signals import StopFlag
 from penstock.launch.local import check_processes
-from penstock.launch.node import check_node
+from penstock.launch.nodes.node import check_node
 from penstock.launch.render.local import render
 from penstock.train.planning.capacity import check_host, may_have_accelerators, memory_of
 

@@ -11,7 +11,7 @@ from penstock.cli.streams import complain, explain
 from penstock.core import env
 from penstock.core.config import load_json
 from penstock.core.errors import PenstockError
-from penstock.launch.failed_pods import MOST_FAILED, FailedPods
+from penstock.launch.pods.failed import MOST_FAILED, FailedPods
 from penstock.launch.render.kubernetes import SPEC_FILE
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import EXIT_NO_PROGRESS, EXIT_UNFIT
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the pod to its end."""
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # until there is something to save
     spec = RunSpec.read(load_json(arguments.config / SPEC_FILE))
-    from penstock.launch.pod_node import check_pod, is_over, node_of_pod, run_pod, unpack_code
+    from penstock.launch.pods.node import check_pod, is_over, node_of_pod, run_pod, unpack_code
 
     folder, node, job = folder_of(Path(spec.run_dir)), node_of_pod(), env.variable(env.JOB)
     if is_over(folder, job):  # before anything that could fail it

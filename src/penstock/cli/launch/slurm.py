@@ -8,6 +8,7 @@ from penstock.cli.options import add_fields
 from penstock.cli.streams import complain
 from penstock.core.errors import PenstockError
 from penstock.core.units import duration
+from penstock.launch.engines.sbatch_options import check_extra
 from penstock.launch.engines.slurm_queue import (
     check_partitions,
     check_preemption,
@@ -16,7 +17,6 @@ from penstock.launch.engines.slurm_queue import (
 )
 from penstock.launch.render.rendered import Rendered
 from penstock.launch.render.slurm import render
-from penstock.launch.sbatch_options import check_extra
 from penstock.launch.spec import RunSpec
 
 EPILOG = """\

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from penstock.core.network.nics import Nic, sharing_a_network, usable
+from penstock.core.network.probe import probe_nics
 from penstock.doctor.checks.check import CheckOptions, Finding, green, red, yellow
-from penstock.launch.nics import Nic, sharing_a_network, usable
-from penstock.launch.probe import probe_nics
 
 CHECK = "interfaces"
 

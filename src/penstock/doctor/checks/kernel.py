@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.core.network.nics import usable
+from penstock.core.network.probe import probe_nics
 from penstock.core.units import mib
 from penstock.doctor.checks.check import CheckOptions, Finding, green, yellow
 from penstock.doctor.checks.proc_files import text_of
-from penstock.launch.nics import usable
-from penstock.launch.probe import probe_nics
 
 CHECK = "kernel"
 

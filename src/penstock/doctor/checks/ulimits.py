@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.core.network.probe import probe_nics
 from penstock.core.units import mib
 from penstock.devices import accelerator
 from penstock.doctor.checks.check import CheckOptions, Finding, green, red, yellow
 from penstock.doctor.checks.proc_files import number_of
-from penstock.launch.probe import probe_nics
 
 CHECK = "limits"
 

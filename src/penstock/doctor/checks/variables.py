@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from penstock.core import env
 from penstock.core.errors import nearest
+from penstock.core.network.nics import Nic, usable
+from penstock.core.network.probe import probe_nics
+from penstock.core.network.settings import Setting, gloo_settings, nccl_settings
 from penstock.devices import accelerator
 from penstock.doctor.checks.check import CheckOptions, Finding, green, red, yellow
-from penstock.launch.network_settings import Setting, gloo_settings, nccl_settings
-from penstock.launch.nics import Nic, usable
-from penstock.launch.probe import probe_nics
 
 CHECK = "variables"
 

@@ -10,7 +10,7 @@
 Nothing is remembered from one reconciliation to the next. So an operator that is killed at any point is
 followed by one that sees the same and does the rest. Growing and shrinking within MIN:MAX needs no act here:
 a pod that waits for a node is how the scheduler is asked for capacity, and the pods that are there train
-(launch/pod_node.py).
+(launch/pods/node.py).
 """
 
 from collections.abc import Mapping, Sequence

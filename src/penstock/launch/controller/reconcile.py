@@ -30,7 +30,7 @@ from penstock.launch.controller.progress import ask_pods
 from penstock.launch.engines.kubernetes import check_cluster
 from penstock.launch.engines.kubernetes_api import ClusterConnection, UnknownKind
 from penstock.launch.engines.kubernetes_state import JOB_KINDS, index_of, state_of
-from penstock.launch.pod_preflight import SLOW_NODE
+from penstock.launch.pods.preflight import SLOW_NODE
 from penstock.launch.render.jobset import has_key, key_secret
 from penstock.launch.render.kubernetes import POLICY, POLICY_API, render_kubernetes
 from penstock.launch.render.pod_template import labels_of

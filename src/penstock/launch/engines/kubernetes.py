@@ -32,7 +32,7 @@ from penstock.launch.engines.kubernetes_state import (
     state_of,
 )
 from penstock.launch.job_folder import Job, JobFolder
-from penstock.launch.pod import PodSpec
+from penstock.launch.pods.pod import PodSpec
 from penstock.launch.render.jobset import has_key, key_secret
 from penstock.launch.render.kubernetes import RECIPE_FILE, check_volumes, pod_of, render_kubernetes
 from penstock.launch.render.pod_template import code_name

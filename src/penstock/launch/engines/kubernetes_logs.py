@@ -22,7 +22,7 @@ from penstock.launch.engines.kubernetes_state import (
     pods_of,
 )
 from penstock.launch.job_folder import Job, JobFolder
-from penstock.launch.pod_node import EVENT, PROGRESS, rank_mark
+from penstock.launch.pods.node import EVENT, PROGRESS, rank_mark
 from penstock.launch.render.kubernetes import pod_of
 from penstock.launch.render.pod_template import labels_of
 

@@ -1,8 +1,8 @@
 """This machine as an engine: nodes are groups of processes, all children of one launcher.
 
-    launcher ---- ranks of a fixed number of nodes          one attempt after another (launch/supervisor.py)
+    launcher ---- ranks of a fixed number of nodes         one attempt after another (nodes/supervisor.py)
        |
-       +--------- rendezvous, node 0, node 1, ... of an elastic run  (launch/elastic_agent.py)
+       +--------- rendezvous, node 0, node 1, ... of an elastic run  (nodes/elastic_agent.py)
 
 The launcher imports torch once and forks everything else, so a node that joins imports nothing. Every process
 dies with its parent, the launcher's end included.
@@ -23,18 +23,18 @@ from penstock.core.env import num_cores
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.signals import StopFlag, signal_name
 from penstock.core.units import plural
-from penstock.launch.attempt import Explain, WarmProcess, Work, follow, port_of, rank_environments
-from penstock.launch.elastic_agent import run_elastic_node
 from penstock.launch.engines.engine import JobState
 from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.local import EXIT_STOPPED, die_with
-from penstock.launch.node import prepare
+from penstock.launch.nodes.attempt import Explain, WarmProcess, Work, follow, port_of, rank_environments
+from penstock.launch.nodes.elastic_agent import run_elastic_node
+from penstock.launch.nodes.node import prepare
+from penstock.launch.nodes.supervisor import supervise_gang
 from penstock.launch.render.local import local_settings
 from penstock.launch.rendezvous.server import start_server
 from penstock.launch.rendezvous.signed import new_key
 from penstock.launch.spec import NodeRange, RunSpec
 from penstock.launch.supervise import FINAL_CODES, Ended, newest_as_text
-from penstock.launch.supervisor import supervise_gang
 
 _HERE = "127.0.0.1"
 _POLL_S = 0.2

@@ -12,6 +12,7 @@ from penstock.core import clock, env
 from penstock.core.errors import PenstockError
 from penstock.core.files import write_atomic
 from penstock.launch.engines.engine import JobState
+from penstock.launch.engines.sbatch_options import check_variables
 from penstock.launch.engines.slurm_commands import (
     ANSWER_S,
     SlurmSilent,
@@ -30,10 +31,9 @@ from penstock.launch.engines.slurm_queue import (
     wait_reason,
 )
 from penstock.launch.job_folder import Job, JobFolder
-from penstock.launch.node import secret_values
+from penstock.launch.nodes.node import secret_values
 from penstock.launch.render.rendered import Rendered
 from penstock.launch.render.slurm import OUTPUT, render
-from penstock.launch.sbatch_options import check_variables
 from penstock.launch.spec import NodeRange, RunSpec
 
 _POLL_S = 1.0

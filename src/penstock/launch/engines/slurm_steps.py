@@ -11,19 +11,19 @@ from typing import Any
 
 from penstock.core import clock, env
 from penstock.core.errors import PenstockError, UsageError
+from penstock.core.network.probe import probe_nics
 from penstock.core.signals import StopFlag
 from penstock.core.units import plural
-from penstock.launch.attempt import Explain, Work, judged, port_of, rank_environments, rank_processes
-from penstock.launch.elastic_agent import run_elastic_node
 from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.local import EXIT_STOPPED, run_at
-from penstock.launch.node import address_on, prepare
-from penstock.launch.probe import probe_nics
+from penstock.launch.nodes.attempt import Explain, Work, judged, port_of, rank_environments, rank_processes
+from penstock.launch.nodes.elastic_agent import run_elastic_node
+from penstock.launch.nodes.node import address_on, prepare
+from penstock.launch.nodes.supervisor import supervise_gang
 from penstock.launch.rendezvous.server import start_server
 from penstock.launch.rendezvous.signed import check_key, new_key
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import FINAL_CODES, Ended
-from penstock.launch.supervisor import supervise_gang
 
 _JOIN_S = 60
 """Seconds that nodes of an elastic job wait for enough of them."""

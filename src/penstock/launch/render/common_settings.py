@@ -1,6 +1,6 @@
 """Settings that every engine gives the processes of a run, each with its reason."""
 
-from penstock.launch.network_settings import Setting
+from penstock.core.network.settings import Setting
 from penstock.launch.spec import MARGIN_S, RunSpec
 
 

@@ -2,9 +2,9 @@
 
 Restarts happen on three levels, the quickest first:
 
-- ranks, in their pod: the supervisor of each node forks them again (launch/elastic_agent.py);
+- ranks, in their pod: the supervisor of each node forks them again (launch/nodes/elastic_agent.py);
 - a pod, by its Job, after Kubernetes' back-off where it failed; pods count their failures without a new
-  checkpoint by themselves (launch/failed_pods.py), as a Job counts over its whole life;
+  checkpoint by themselves (launch/pods/failed.py), as a Job counts over its whole life;
 - all pods, by the JobSet: only at the time limit.
 
 A pod that ends with 2 (wrong recipe) or 76 (no progress) ends the JobSet: starting again would repeat it. The
@@ -18,11 +18,11 @@ from typing import Any
 
 from penstock.core import env
 from penstock.core.errors import UsageError
-from penstock.launch.failed_pods import MOST_FAILED
+from penstock.core.network.settings import Setting
 from penstock.launch.local import EXIT_STOPPED
-from penstock.launch.network_settings import Setting
-from penstock.launch.pod import PodSpec
-from penstock.launch.pod_networks import Attachment
+from penstock.launch.pods.failed import MOST_FAILED
+from penstock.launch.pods.networks import Attachment
+from penstock.launch.pods.pod import PodSpec
 from penstock.launch.render.pod_template import CONFIG, CONTAINER, Object, labels_of, pod_template
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import EXIT_NO_PROGRESS

@@ -6,8 +6,8 @@ from pathlib import PurePosixPath
 from posixpath import normpath
 
 from penstock.core.errors import UsageError
-from penstock.launch.network_settings import Setting
-from penstock.launch.pod import PodSpec
+from penstock.core.network.settings import Setting
+from penstock.launch.pods.pod import PodSpec
 from penstock.launch.render.attach import attach
 from penstock.launch.render.common_settings import settings_of_run
 from penstock.launch.render.jobset import jobset, settings_of_jobset

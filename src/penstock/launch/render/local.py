@@ -1,6 +1,6 @@
 """Render a run for this machine: its launcher, and settings of processes that share the machine's cores."""
 
-from penstock.launch.network_settings import Setting
+from penstock.core.network.settings import Setting
 from penstock.launch.render.common_settings import settings_of_run
 from penstock.launch.render.rendered import Rendered
 from penstock.launch.spec import RunSpec

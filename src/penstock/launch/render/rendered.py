@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.core.network.settings import Setting
 from penstock.core.yaml_text import yaml_text
-from penstock.launch.network_settings import Setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import math
 import re
 
 from penstock.core.errors import UsageError
-from penstock.launch.network_settings import Setting
+from penstock.core.network.settings import Setting
 from penstock.launch.render.attach import attach
 from penstock.launch.render.pod_template import SERVER, Object, labels_of, pod_template, settings_of_pod
 from penstock.launch.render.rendered import Rendered

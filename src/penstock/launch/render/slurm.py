@@ -11,8 +11,8 @@ import re
 import shlex
 
 from penstock.core.errors import UsageError
-from penstock.launch.attempt import BASE_PORT, NUM_PORTS
-from penstock.launch.network_settings import Setting
+from penstock.core.network.settings import Setting
+from penstock.launch.nodes.attempt import BASE_PORT, NUM_PORTS
 from penstock.launch.preflight import EXCLUDE, REPORT, REPORT_JSON, command_of
 from penstock.launch.render.common_settings import settings_of_run
 from penstock.launch.render.rendered import Rendered

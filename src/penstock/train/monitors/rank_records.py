@@ -15,9 +15,9 @@ from base64 import b64encode
 import numpy as np
 
 from penstock.core import clock
+from penstock.core.network.nics import usable
+from penstock.core.network.probe import probe_nics
 from penstock.devices import accelerator
-from penstock.launch.nics import usable
-from penstock.launch.probe import probe_nics
 from penstock.obs.meter import Rates, peak_memory_bytes
 from penstock.obs.metric_names import RANK_METRICS
 from penstock.obs.sinks import Sink

@@ -18,10 +18,10 @@ import torch
 from penstock.core import env
 from penstock.core.config import Raw
 from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.network.nics import usable
+from penstock.core.network.probe import probe_nics
 from penstock.devices import accelerator
 from penstock.devices.figures import DEVICES, Device, device_named
-from penstock.launch.nics import usable
-from penstock.launch.probe import probe_nics
 from penstock.obs.metric_names import RECIPE_FILE
 from penstock.obs.peak import peak_flops
 from penstock.parallel.layout import layout_of

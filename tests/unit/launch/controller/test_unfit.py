@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.launch.controller.reconcile import _slow_nodes, _unfit
-from penstock.launch.pod_preflight import SLOW_NODE
+from penstock.launch.pods.preflight import SLOW_NODE
 
 COMPLAINT = """\
 a library's warning

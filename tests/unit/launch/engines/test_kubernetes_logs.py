@@ -10,7 +10,7 @@ from penstock.launch.engines import kubernetes_logs
 from penstock.launch.engines.engine import EngineUnreachable
 from penstock.launch.engines.kubernetes_api import LogBrokeOff, LogLine
 from penstock.launch.engines.kubernetes_logs import PodsStarted, followed, started_of
-from penstock.launch.pod_node import PROGRESS
+from penstock.launch.pods.node import PROGRESS
 
 PATIENCE_S = 60.0
 

@@ -7,7 +7,7 @@ import kubernetes_validate as schemas
 import pytest
 
 from penstock.core.errors import UsageError
-from penstock.launch.pod import PodSpec, PodVolume
+from penstock.launch.pods.pod import PodSpec, PodVolume
 from penstock.launch.render.kubernetes import render_kubernetes
 from penstock.launch.render.serving import render_serving
 from penstock.launch.serving import ServingSpec

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.core.signals import StopFlag
 from penstock.launch import local
-from penstock.launch.attempt import WarmProcess, follow, rank_environments
 from penstock.launch.local import EXIT_STOPPED
+from penstock.launch.nodes.attempt import WarmProcess, follow, rank_environments
 
 ENVIRONMENTS = rank_environments(node=0, num_nodes=1, processes=2, address="127.0.0.1", port=1)
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 from penstock.core import env
 from penstock.core.errors import PenstockError, UsageError
-from penstock.launch.network_settings import (
+from penstock.core.network.nics import Nic, usable
+from penstock.core.network.probe import probe_nics
+from penstock.core.network.settings import (
     INTERFACE_VARIABLES,
     Setting,
     gloo_settings,
     interfaces_in,
     nccl_settings,
 )
-from penstock.launch.nics import Nic, usable
-from penstock.launch.probe import probe_nics
 from penstock.launch.spec import RunSpec, Secret
 
 

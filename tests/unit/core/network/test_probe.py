@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from penstock.launch.probe import default_routes, ipv6_addresses, probe_nics
+from penstock.core.network.probe import default_routes, ipv6_addresses, probe_nics
 
 ROUTE = """\
 Iface	Destination	Gateway 	Flags	RefCnt	Use	Metric	Mask		MTU	Window	IRTT

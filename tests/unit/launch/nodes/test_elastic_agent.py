@@ -13,11 +13,12 @@ from functools import partial
 import pytest
 
 from penstock.core.files import exclusive
-from penstock.launch import elastic_agent, supervise
-from penstock.launch.attempt import WarmProcess
-from penstock.launch.elastic_agent import ElasticNode, run_elastic_node
+from penstock.launch import supervise
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED
+from penstock.launch.nodes import elastic_agent
+from penstock.launch.nodes.attempt import WarmProcess
+from penstock.launch.nodes.elastic_agent import ElasticNode, run_elastic_node
 from penstock.launch.rendezvous import client
 from penstock.launch.rendezvous.client import RendezvousClosed, RendezvousGone
 from penstock.launch.rendezvous.membership import RendezvousInfo, View

@@ -15,7 +15,7 @@ from typing import Any
 from penstock.checkpoint.remote_storage import RemotePlace
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.units import mib
-from penstock.launch.pod import PodCode
+from penstock.launch.pods.pod import PodCode
 from penstock.launch.render.pod_template import CODE_FILE, code_name, labels_of
 
 CONFIG_MAP_BYTES = 2**20

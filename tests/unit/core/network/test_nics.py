@@ -1,4 +1,4 @@
-from penstock.launch.nics import Nic, sharing_a_network, usable
+from penstock.core.network.nics import Nic, sharing_a_network, usable
 
 
 def nic(name: str = "eth0", **over: object) -> Nic:

@@ -1,7 +1,7 @@
 """Supervise a run to its end: start attempts, hand on requests, log every transition with its cause.
 
 `supervise_gang` is for a fixed number of nodes: one supervisor above all of them. An elastic run has one on
-each node (launch/elastic_agent.py).
+each node (launch/nodes/elastic_agent.py).
 """
 
 from collections.abc import Callable

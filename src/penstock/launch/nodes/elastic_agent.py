@@ -2,7 +2,7 @@
 
     join -> start ranks -> watch them, the waiting list and the peers -> stop after saving -> join again
 
-Restarts are bounded by progress, exit codes are kept, and ranks are forked (launch/attempt.py).
+Restarts are bounded by progress, exit codes are kept, and ranks are forked (launch/nodes/attempt.py).
 
 The rendezvous is answered by a process of its own (rendezvous/server.py), so that any node may go. A leaving
 node takes its name out; a killed one is dropped when it has given no sign of life for a while.
@@ -19,9 +19,9 @@ from types import FrameType
 
 from penstock.core import clock, env
 from penstock.core.signals import signal_name
-from penstock.launch.attempt import Explain, WarmProcess, Work, rank_environments
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED, JobOutcome
+from penstock.launch.nodes.attempt import Explain, WarmProcess, Work, rank_environments
 from penstock.launch.rendezvous.client import (
     JoinTimeout,
     Rendezvous,

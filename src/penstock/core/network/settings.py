@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.launch.nics import Nic, usable
+from penstock.core.network.nics import Nic, usable
 
 _MBIT_S_OF_A_STREAM = 10_000
 _MOST_THREADS = 4

@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from ipaddress import ip_interface, ip_network
 
 from penstock.core.errors import PenstockError
-from penstock.launch.network_settings import (
+from penstock.core.network.nics import Nic, usable
+from penstock.core.network.settings import (
     INTERFACE_VARIABLES,
     Setting,
     gloo_settings,
     interfaces_in,
     nccl_settings,
 )
-from penstock.launch.nics import Nic, usable
-from penstock.launch.pod_networks import DeclaredInterface
+from penstock.launch.pods.networks import DeclaredInterface
 
 
 def check_networks(

@@ -11,12 +11,12 @@ from functools import partial
 
 import pytest
 
-from penstock.launch import pod_node
 from penstock.launch.engines.engine import stop_between_starts
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED
-from penstock.launch.pod_node import EVENT, PROGRESS, _print_logs, _RunPrinter, new_lines, run_pod
-from penstock.launch.pod_preflight import _all_there
+from penstock.launch.pods import node as pod_node
+from penstock.launch.pods.node import EVENT, PROGRESS, _print_logs, _RunPrinter, new_lines, run_pod
+from penstock.launch.pods.preflight import _all_there
 from penstock.obs.metric_names import METRICS_FILE
 from tests.unit.launch.render.test_kubernetes import make_pod_spec
 

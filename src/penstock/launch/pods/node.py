@@ -22,17 +22,17 @@ from pathlib import Path
 
 from penstock.core import clock, env
 from penstock.core.errors import UsageError
+from penstock.core.network.probe import probe_nics
 from penstock.core.units import duration
-from penstock.launch.attempt import Explain, Work
-from penstock.launch.elastic_agent import run_elastic_node
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED, die_with
-from penstock.launch.node import prepare
-from penstock.launch.pod_check import check_networks
-from penstock.launch.pod_code import fetched, unpack
-from penstock.launch.pod_networks import declared
-from penstock.launch.pod_preflight import examine_pods, is_examined
-from penstock.launch.probe import probe_nics
+from penstock.launch.nodes.attempt import Explain, Work
+from penstock.launch.nodes.elastic_agent import run_elastic_node
+from penstock.launch.nodes.node import prepare
+from penstock.launch.pods.check import check_networks
+from penstock.launch.pods.code import fetched, unpack
+from penstock.launch.pods.networks import declared
+from penstock.launch.pods.preflight import examine_pods, is_examined
 from penstock.launch.render.jobset import host_of
 from penstock.launch.render.kubernetes import pod_of
 from penstock.launch.render.pod_template import CODE

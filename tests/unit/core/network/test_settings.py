@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.launch.network_settings import Setting, gloo_settings, nccl_settings
-from penstock.launch.nics import Nic
+from penstock.core.network.nics import Nic
+from penstock.core.network.settings import Setting, gloo_settings, nccl_settings
 
 FAST = Nic(
     name="ens1",

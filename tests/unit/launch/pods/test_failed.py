@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.launch.failed_pods import FailedPods
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED
+from penstock.launch.pods.failed import FailedPods
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import IPv6Address, ip_interface
 from pathlib import Path
 
-from penstock.launch.nics import Nic
+from penstock.core.network.nics import Nic
 
 _FLAGS, _ADDRESS, _NETMASK, _MTU, _ETHTOOL = 0x8913, 0x8915, 0x891B, 0x8921, 0x8946  # linux/sockios.h
 _UP, _LOOPBACK, _RUNNING = 0x1, 0x8, 0x40  # linux/if.h

@@ -9,8 +9,8 @@ from penstock.core.signals import StopFlag
 from penstock.launch.engines.engine import stop_between_starts
 from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.local import EXIT_STOPPED
+from penstock.launch.nodes.supervisor import supervise_gang
 from penstock.launch.supervise import EXIT_NO_PROGRESS, Ended, SupervisorState
-from penstock.launch.supervisor import supervise_gang
 from tests.unit.launch.test_spec import make_spec
 
 

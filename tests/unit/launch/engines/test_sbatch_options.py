@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.core.errors import UsageError
-from penstock.launch.sbatch_options import check_extra, check_variables
+from penstock.launch.engines.sbatch_options import check_extra, check_variables
 from tests.unit.launch.test_spec import make_spec
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from penstock.core.errors import PenstockError, UsageError
-from penstock.launch import node
-from penstock.launch.nics import Nic
-from penstock.launch.node import check_node, check_storage, network_variables, prepare, secret_values
+from penstock.core.network.nics import Nic
+from penstock.launch.nodes import node
+from penstock.launch.nodes.node import check_node, check_storage, network_variables, prepare, secret_values
 from penstock.launch.spec import Secret
 from tests.unit.launch.test_spec import make_spec
 

@@ -1,0 +1,1 @@
+"""Network interfaces of a machine, and the settings of gloo and NCCL for them; no torch."""

@@ -1,0 +1,1 @@
+"""Nodes of a run: their checks, processes and supervision."""
