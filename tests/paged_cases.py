@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from penstock.nn.kernels.paged import LayerPages
-from penstock.nn.kernels.pages import PagedStep, from_rows, to_rows
+from penstock.nn.kernels.pages import PagedStep, read, to_pages
 
 
 def a_step(shares, *, block_size, seed=0, device="cpu"):
@@ -42,7 +42,7 @@ def a_layer(
         return torch.randn(*shape, generator=generator).to(step.slots.device, dtype)
 
     keys, values = (
-        to_rows(drawn(num_blocks, kv_heads, block_size, head_dim), pages or dtype) for _ in range(2)
+        to_pages(drawn(num_blocks, kv_heads, block_size, head_dim), pages or dtype) for _ in range(2)
     )
     q, k, v = (drawn(1, n, num_tokens, head_dim) for n in (heads, kv_heads, kv_heads))
     return LayerPages(keys, values, step), q, k, v
@@ -56,7 +56,7 @@ def written_out(q_bhld, pages, shares, *, scale, window=None):
     for share, (num_tokens, length) in enumerate(shares):
         table, p = step.block_tables[share].long(), torch.arange(length, device=q_bhld.device)
         k_shd, v_shd = (
-            from_rows(t[table[p // block_size], :, p % block_size], torch.float64).repeat_interleave(
+            read(t, table[p // block_size] * block_size + p % block_size, torch.float64).repeat_interleave(
                 group, dim=1
             )
             for t in (pages.keys, pages.values)

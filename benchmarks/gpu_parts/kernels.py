@@ -40,13 +40,10 @@ from penstock.engine.sampling.filters import choose  # noqa: E402
 from penstock.engine.sampling_params import Sampling  # noqa: E402
 from penstock.nn.cross_entropy import cross_entropy  # noqa: E402
 from penstock.nn.head import OutputHead  # noqa: E402
-from penstock.nn.kernels.choose import CANDIDATES, choose_kernel, operation_of  # noqa: E402
+from penstock.nn.kernels.choose import choose_kernel, operation_of  # noqa: E402
 from penstock.nn.kernels.layout import AttentionLayout, starts_of, visibility_mask  # noqa: E402
-from penstock.nn.kernels.paged import Paged  # noqa: E402
-from penstock.nn.kernels.pages import (  # noqa: E402
-    PagedStep,
-    to_rows,
-)
+from penstock.nn.kernels.paged import DECODE, PROMPTS, Paged  # noqa: E402
+from penstock.nn.kernels.pages import PagedStep, to_pages  # noqa: E402
 from penstock.nn.kernels.sdpa import Masked  # noqa: E402
 from penstock.nn.kernels.trials import Heads, attention_operations, page_operations  # noqa: E402
 from penstock.nn.linear.float8 import RECIPES, has_native  # noqa: E402
@@ -84,6 +81,7 @@ class Kernels:
 
     def __init__(self, part):
         self.part, self.device, self.is_tiny = part, part.device, part.is_tiny
+        self._kernels = {}
         if self.is_tiny:
             self.heads, self.kv_heads, self.dim, self.hidden, self.wide = 4, 2, 16, 64, 128
             self.vocabulary, self.rows, self.length, self.document = 512, 2, 32, 9
@@ -107,7 +105,7 @@ class Kernels:
         self.part.measured("matrix products, bfloat16", flops / 1e12, "TFLOP/s")
         return flops
 
-    def compare(self, name, ways, *, read=0.0, flops=0.0, as_graph=True):
+    def compare(self, name, ways, *, read=0.0, flops=0.0, as_graph=True, kernel=None):
         """Time some ways to compute one thing; file each and the verdict.
 
         Args:
@@ -116,6 +114,7 @@ class Kernels:
             read: bytes that must be read, of one call.
             flops: that must be computed.
             as_graph: False for all, where one of them waits for the device.
+            kernel: name of the kernel that ours use, where there are several.
         """
         roofline_s = max(read / self.read_bytes_s, flops / self.flops)
         taken = self._timed(name, ways, as_graph=as_graph)
@@ -127,6 +126,7 @@ class Kernels:
             self.part.measured(
                 f"{name}: {way}", 100 * roofline_s / seconds, "% of the roofline",
                 us=1e6 * seconds, read_bytes=read, flops=flops, as_graph=is_graph,
+                **({"kernel": kernel} if kernel and way == OURS else {}),
             )  # fmt: skip
         others = [way for way in found if not way.startswith(OURS)]
         if OURS in found and others:
@@ -143,6 +143,32 @@ class Kernels:
     def copies(self, num_bytes):
         """Return over how many copies calls go, so that no cache holds them."""
         return 1 if self.is_tiny else max(1, math.ceil(CACHED_BYTES / num_bytes))
+
+    def chosen(self, name, operations):
+        """Return operation -> kernel as the choice by measurement picks it for a row.
+
+        Under the null GPU, and where no measurement is possible, that is the first candidate.
+
+        Args:
+            name: of the operation.
+            operations: operations with the row's shapes, one of that name. Candidates that must compile are
+                not measured.
+        """
+        operation = next(one for one in operations if one.name == name)
+        if operation.key not in self._kernels:
+            found = None
+            if len(operation.candidates) > 1 and not is_null_gpu():
+                measure = partial(kernel_trial.measure, operation, self.device)
+                found = attempt(self.part, f"choice of {operation.key}", measure, needs_s=2.0)
+                free(self.device)
+            self._kernels[operation.key] = found.kernel if found else operation.candidates[0].name
+        return {name: self._kernels[operation.key]}
+
+    @property
+    def sizes(self):
+        """Sizes of the attention layers."""
+        shape = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.dim}
+        return Heads(**shape, dtype=torch.bfloat16, device=self.device)
 
     # attention of training and of prompts
 
@@ -171,9 +197,12 @@ class Kernels:
 
             return make
 
+        operation = operation_of(given)
+        kernels = self.chosen(operation, attention_operations(self.sizes, rows=rows, length=length))
+
         def ours():
-            kernel = choose_kernel(given, device=self.device, dtype=torch.bfloat16, head_dim=self.dim)
-            return timed(partial(kernel, scale=scale))()
+            how = {"device": self.device, "dtype": torch.bfloat16, "head_dim": self.dim}
+            return timed(partial(choose_kernel(given, **how, kernels=kernels), scale=scale))()
 
         def dense(q, k, v):
             return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -184,8 +213,6 @@ class Kernels:
 
         ways = {OURS: ours}
         if packed:
-            if (grouped := self._grouped(layout)) is not None:
-                ways[f"{OURS}, grouped heads given"] = lambda: timed(partial(grouped, scale=scale))()
             ways["SDPA with a mask"] = lambda: timed(
                 partial(Masked(visibility_mask(layout, device=self.device)), scale=scale)
             )()
@@ -196,12 +223,11 @@ class Kernels:
         ways["FlexAttention, compiled"] = lambda: timed(self._flex(layout))()
         words = "packed documents" if packed else "whole rows"
         self.compare(
-            f"attention, {words}, {'forward and backward' if backward else 'forward'}", ways, flops=flops
+            f"attention, {words}, {'forward and backward' if backward else 'forward'}",
+            ways,
+            flops=flops,
+            kernel=kernels[operation],
         )
-
-    def _grouped(self, layout):
-        how = {"device": self.device, "dtype": torch.bfloat16, "head_dim": self.dim}
-        return CANDIDATES[operation_of(layout)]["varlen, grouped heads"](layout, **how)
 
     def _flex(self, layout):
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -246,21 +272,34 @@ class Kernels:
             device=self.device,
         )
         keys, values = (
-            to_rows(self.normal(sequences * blocks, self.kv_heads, BLOCK, self.dim), dtype) for _ in range(2)
+            to_pages(self.normal(sequences * blocks, self.kv_heads, BLOCK, self.dim), dtype) for _ in range(2)
         )
         return self.normal(sequences * new, self.heads, self.dim), keys, values, step
+
+    def _page_operations(self, dtype, *, sequences, context):
+        return page_operations(
+            self.sizes, pages=dtype, block_size=BLOCK, sequences=sequences, prompt=context, context=context
+        )
 
     def decode(self, sequences, length):
         """Attention of one token of each sequence over its pages."""
         scale, numbers = self.dim**-0.5, 2 * sequences * length * self.kv_heads
         read = {torch.bfloat16: 2 * numbers * self.dim, torch.int8: numbers * (self.dim + 4)}
 
-        def paged(dtype):
+        def paged(dtype, kernels):
             def make():
                 made = [self._pages(sequences, length, dtype=dtype) for _ in range(self.copies(read[dtype]))]
-                return [partial(Paged(step).attend, q, k, v, scale=scale) for q, k, v, step in made]
+                return [
+                    partial(Paged(replace(step, kernels=kernels)).attend, q, k, v, scale=scale)
+                    for q, k, v, step in made
+                ]
 
             return make
+
+        def compare(words, dtype, others):
+            kernels = self.chosen(DECODE, self._page_operations(dtype, sequences=sequences, context=length))
+            ways = {OURS: paged(dtype, kernels), **others}
+            self.compare(f"{name}, {words}", ways, read=read[dtype], kernel=kernels[DECODE])
 
         def contiguous():
             calls = []
@@ -278,8 +317,8 @@ class Kernels:
             decode = partial(self._flashinfer_decode, sequences, length, copies)
             others["FlashInfer"] = partial(decode, has_tensor_cores=False)
             others["FlashInfer, tensor cores"] = partial(decode, has_tensor_cores=True)
-        self.compare(f"{name}, 16 bits", {OURS: paged(torch.bfloat16), **others}, read=read[torch.bfloat16])
-        self.compare(f"{name}, 8 bits", {OURS: paged(torch.int8)}, read=read[torch.int8])
+        compare("16 bits", torch.bfloat16, others)
+        compare("8 bits", torch.int8, {})
 
     def _timed(self, name, ways, *, as_graph):
         """Return way -> its time, of those that can be computed here."""
@@ -351,10 +390,11 @@ class Kernels:
         """Attention of a prompt over the pages that it has just been written to."""
         length = self.length // 2
         flops = 2 * length**2 * self.heads * self.dim
+        kernels = self.chosen(PROMPTS, self._page_operations(torch.bfloat16, sequences=1, context=length))
 
         def ours():
             q, k, v, step = self._pages(1, length, dtype=torch.bfloat16, new=length)
-            return [partial(Paged(step).attend, q, k, v, scale=self.dim**-0.5)]
+            return [partial(Paged(replace(step, kernels=kernels)).attend, q, k, v, scale=self.dim**-0.5)]
 
         def contiguous():
             q = self.normal(1, self.heads, length, self.dim)
@@ -367,6 +407,7 @@ class Kernels:
             f"attention over pages, a prompt of {length} tokens",
             {OURS: ours, "SDPA without pages": contiguous},
             flops=flops,
+            kernel=kernels[PROMPTS],
         )
 
     # products with matrices of fewer bits
@@ -404,9 +445,7 @@ class Kernels:
         if is_null_gpu():
             self.part.skipped("choice of kernels", "the null GPU computes nothing that could be right")
             return
-        shape = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.dim}
-        sizes = Heads(**shape, dtype=torch.bfloat16, device=self.device)
-        context = min(2048, self.length)
+        sizes, context = self.sizes, min(2048, self.length)
         operations = [
             *attention_operations(sizes, rows=self.rows, length=self.length),
             *page_operations(

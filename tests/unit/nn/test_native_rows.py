@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from penstock.nn import native
-from penstock.nn.kernels.pages import row_size, to_rows
+from penstock.nn.kernels.pages import page_width, write
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="no C++ compiler here")
 
@@ -80,12 +80,14 @@ def test_pages_of_8_bits_are_written_as_plain_torch_rounds_them(head_dim, dtype)
     qkv[1, 2 * head_dim :], qkv[2, -head_dim:] = qkv[0, 2 * head_dim :], 0
     straight = torch.ones(5, head_dim, dtype=dtype)  # cosines: nothing is turned
     slots = torch.tensor([2, 3, 8, 11, 0])
-    keys, values = (torch.zeros(3, 2, 4, row_size(head_dim, torch.int8), dtype=torch.int8) for _ in range(2))
+    keys, values = (
+        torch.zeros(3, 2, 4, page_width(head_dim, torch.int8), dtype=torch.int8) for _ in range(2)
+    )
     torch.ops.penstock.rotate_and_store(qkv, straight, straight - 1, slots, keys, values, None, None, 0.0)
     expected = [torch.zeros_like(pages) for pages in (keys, values)]
     _, k, v = qkv.view(5, 3, 2, head_dim).unbind(1)
     for pages, x in zip(expected, (k, v), strict=True):
-        pages[slots // 4, :, slots % 4] = to_rows(x, torch.int8)
+        write(pages, slots, x)
     assert torch.equal(keys, expected[0])
     assert torch.equal(values, expected[1])
 

@@ -9,7 +9,7 @@ from penstock.devices.kernel_trial import failure, measure
 from penstock.nn import native
 from penstock.nn.kernels import choose, paged, paged_varlen
 from penstock.nn.kernels.layout import AttentionLayout
-from penstock.nn.kernels.pages import from_rows
+from penstock.nn.kernels.pages import from_pages, read
 from penstock.nn.kernels.sdpa import Causal
 from penstock.nn.kernels.trials import Heads, attention_operations, page_operations
 from penstock.nn.linear.trials import product_operations
@@ -210,15 +210,11 @@ def test_drafts_and_long_contexts_are_not_gathered(shares, limit, monkeypatch, o
 
 
 def test_gathered_rows_are_those_of_the_pages():
-    """What `over_gathered` reads, against reading position by position."""
+    """What `over_gathered` reads, against reading whole pages."""
     step, num_blocks = a_step([(128, 200)], block_size=16)
     layer, *_ = a_layer(step, num_blocks, heads=2, kv_heads=2, block_size=16, head_dim=4, pages=torch.int8)
     p = torch.arange(200)
-    block = step.block_tables[torch.zeros(200, dtype=torch.long), p // 16]
-    one_by_one = torch.stack(
-        [
-            from_rows(layer.keys[int(step.block_tables[0, i // 16]), :, i % 16], torch.float32)
-            for i in range(200)
-        ]
-    )
-    assert torch.equal(from_rows(layer.keys[block, :, p % 16], torch.float32), one_by_one)
+    block = step.block_tables[0, p // 16]
+    whole = from_pages(layer.keys, torch.float32)
+    expected = torch.stack([whole[int(b), :, i % 16] for i, b in enumerate(block)])
+    assert torch.equal(read(layer.keys, block * 16 + p % 16, torch.float32), expected)

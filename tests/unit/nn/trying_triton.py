@@ -17,7 +17,7 @@ from penstock.engine.sampling import draw_triton
 from penstock.engine.sampling.filters import choose_plain, settings_tensor
 from penstock.engine.sampling_params import Sampling
 from penstock.nn.kernels import paged_triton
-from penstock.nn.kernels.pages import SCALE_SIZE, row_size
+from penstock.nn.kernels.pages import page_width
 from penstock.nn.linear import float8_triton, quantized_triton
 from penstock.nn.linear.float8 import LARGEST_EXPONENT, MANTISSA_OF_LARGEST, ROW, scaled
 from penstock.nn.linear.rounding import GROUP, to_halves, to_int4, to_int8
@@ -144,6 +144,7 @@ TYPES = {
     torch.float32: "fp32",
     torch.int32: "i32",
     torch.int64: "i64",
+    torch.int16: "i16",
     torch.int8: "i8",
     torch.uint8: "u8",
     torch.int64: "i64",
@@ -177,11 +178,10 @@ class Compiler:
             made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
             if capability == 90:  # on an A100 attention spills a few
                 assert stack_bytes(made.asm["cubin"]) == 0, f"{self.kernel.__name__} spills registers"
-            if constants.get("CODED"):  # rows of codes are aligned to what their scale is
-                widest = max(
-                    map(int, re.findall(r"contiguity = (\d+) .*?!tt.ptr<i8>", made.asm["ttgir"])), default=0
-                )
-                assert widest <= SCALE_SIZE, f"{widest} bytes are read at once"
+            if constants.get("KEYS"):  # numbers or codes of keys and values are read 16 bytes at a time
+                assert "cp.async.cg.shared.global" in made.asm["ptx"]
+                narrow = re.findall(r"cvt\.rn\.\S+\.s(?:8|16)|ld\.shared\.b8", made.asm["ptx"])
+                assert not narrow, f"codes are widened one by one: {narrow[:3]}"
             print(made.metadata.shared)
 
 
@@ -221,7 +221,7 @@ def compile_for_gpus():
     step, num_blocks = a_step([(1, 700), (20, 30)], block_size=16)
     queries = torch.empty(21, 32, 128, dtype=torch.bfloat16)
     for dtype in (torch.bfloat16, torch.int8):
-        keys = torch.zeros(num_blocks, 8, 16, row_size(128, dtype), dtype=dtype)
+        keys = torch.zeros(num_blocks, 8, 16, page_width(128, dtype), dtype=dtype)
         paged_triton.paged_attention(queries, keys, keys.clone(), step, window=None, scale=0.1)
     keys = torch.zeros(num_blocks, 8, 16, 128, dtype=torch.bfloat16)
     token = torch.empty(1, 8, 21, 128, dtype=torch.bfloat16)

@@ -17,7 +17,7 @@ from penstock.core.huge_pages import reserve
 from penstock.engine.config import Cache
 from penstock.nn.attention import Attend
 from penstock.nn.kernels.paged import LayerPages, Paged
-from penstock.nn.kernels.pages import SCALE_SIZE, PagedStep, row_size
+from penstock.nn.kernels.pages import SCALE_SIZE, PagedStep, page_width
 
 
 class PagedCache:
@@ -47,11 +47,11 @@ class PagedCache:
     ) -> None:
         self._has_singles = has_singles
         self._kernels = kernels or {}
-        row = row_size(head_dim, dtype)
-        shape = (num_layers, 2, num_blocks, kv_heads, block_size, row)
+        width = page_width(head_dim, dtype)
+        shape = (num_layers, 2, num_blocks, kv_heads, block_size, width)
         self.pages = _zeros(shape, dtype=dtype, device=device)
-        """[layers, 2 (keys, values), blocks, kv_heads, block_size, row]; a row is head_dim numbers, plus a
-        scale for int8 (nn/kernels/pages.py)."""
+        """[layers, 2 (keys, values), blocks, kv_heads, block_size, width]; the width is head_dim, plus the
+        bytes of a scale for int8 (nn/kernels/pages.py)."""
         # views once: making them costs as much as a small kernel
         self._layers = [(layer[0], layer[1]) for layer in self.pages]
 
@@ -108,7 +108,7 @@ def bytes_per_block(
     >>> bytes_per_block(32, block_size=16, kv_heads=8, head_dim=128, dtype=torch.int8)
     1081344
     """
-    return 2 * num_layers * block_size * kv_heads * row_size(head_dim, dtype) * dtype.itemsize
+    return 2 * num_layers * block_size * kv_heads * page_width(head_dim, dtype) * dtype.itemsize
 
 
 def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -96,8 +96,8 @@ def _masked(layout: AttentionLayout, *, device: torch.device, **of: object) -> A
 
 
 _PACKED: Mapping[str, Make] = {
-    "varlen": var_len,
     "varlen, grouped heads": partial(var_len, tries_groups=True),
+    "varlen": var_len,
     "documents": _per_document,
     "SDPA by document": _by_document,
     "SDPA with a mask": _masked,

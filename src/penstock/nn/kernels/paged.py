@@ -4,7 +4,7 @@ A page holds `block_size` positions of one sequence, for every key-value head of
 
     keys, values: [num_blocks, kv_heads, block_size, head_dim], contiguous
 
-or, in 8 bits, rows of codes with a scale each (pages.py). The positions of one head are neighbours in
+or, in 8 bits, pages of codes and scales (pages.py). The positions of one head are neighbours in
 memory, so a kernel streams them. Position p of a sequence with block table `table` is at
 keys[table[p // block_size], :, p % block_size]. The tokens of a step are concatenated as [1, t]; a
 `PagedStep`, made once a step, says which sequence each token belongs to. The tokens of one sequence in a
@@ -29,7 +29,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.nn import native
 from penstock.nn.kernels.paged_varlen import over_gathered, over_pages
-from penstock.nn.kernels.pages import PagedStep, from_rows, to_rows
+from penstock.nn.kernels.pages import PagedStep, from_pages, write
 from penstock.nn.triton_support import has_triton, on_device_of
 
 MAX_GROUP = 48
@@ -40,8 +40,8 @@ MAX_GROUP = 48
 class LayerPages:
     """Pages of one layer in one step: the `LayerCache` of a paged forward pass."""
 
-    keys: Float[Tensor, "blocks k block_size d"] | Int8[Tensor, "blocks k block_size row"]
-    values: Float[Tensor, "blocks k block_size d"] | Int8[Tensor, "blocks k block_size row"]
+    keys: Float[Tensor, "blocks k block_size d"] | Int8[Tensor, "blocks k block_size width"]
+    values: Float[Tensor, "blocks k block_size d"] | Int8[Tensor, "blocks k block_size width"]
     step: PagedStep
 
     def append(self, k_bkld: Tensor, v_bkld: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,10 +53,8 @@ class LayerPages:
             with on_device_of(k_bkld):
                 store(k_bkld, v_bkld, self.keys, self.values, self.step.slots)
             return self.keys, self.values
-        block_size = self.keys.shape[2]
-        block, offset = self.step.slots // block_size, self.step.slots % block_size
         for pages, x_bkld in ((self.keys, k_bkld), (self.values, v_bkld)):
-            pages[block, :, offset] = to_rows(x_bkld[0].transpose(0, 1), pages.dtype)
+            write(pages, self.step.slots, x_bkld[0].transpose(0, 1))
         return self.keys, self.values
 
 
@@ -179,8 +177,8 @@ def _singles(
 
 
 def _gathered(pages: Tensor, dtype: torch.dtype) -> Tensor:
-    """[..., blocks, k, block_size, d or row] -> [..., k, blocks * block_size, d]."""
-    return from_rows(pages.transpose(-4, -3).flatten(-3, -2), dtype)
+    """[..., blocks, k, block_size, width] -> [..., k, blocks * block_size, d]."""
+    return from_pages(pages, dtype).transpose(-4, -3).flatten(-3, -2)
 
 
 def _visible(

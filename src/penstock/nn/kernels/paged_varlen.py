@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from penstock.nn.kernels.pages import PagedStep, from_rows
+from penstock.nn.kernels.pages import PagedStep, read
 from penstock.nn.kernels.varlen_torch import attend_varlen, has_groups
 
 
@@ -27,8 +27,9 @@ def over_gathered(
     ends = torch.nn.functional.pad(step.lengths.cumsum(0, dtype=torch.int32), (1, 0))
     share = torch.repeat_interleave(step.lengths, output_size=total)
     position = torch.arange(total, device=q_thd.device) - ends[share]
-    block = step.block_tables[share, position // keys.shape[2]]
-    k, v = (from_rows(pages[block, :, position % keys.shape[2]], q_thd.dtype) for pages in (keys, values))
+    block_size = keys.shape[2]
+    slots = step.block_tables[share, position // block_size] * block_size + position % block_size
+    k, v = (read(pages, slots, q_thd.dtype) for pages in (keys, values))
     return attend_varlen(
         q_thd, k, v, step.query_starts, ends,
         longest=longest, window=window, scale=scale, repeats=not has_groups(),

@@ -1,8 +1,13 @@
-"""Layout of pages: rows that hold one key or value each, and the token positions of a step (`PagedStep`).
+"""Layout of pages, which hold keys or values, and the token positions of a step (`PagedStep`).
 
-A row has the model's dtype, or 8 bits: head_dim codes from -127 to 127, then their float32 scale in four
-bytes of the same int8 tensor, so that a page is contiguous and read in one stream. The scale belongs to one
-head of one token, so the codes of a token depend on no other token and on no step.
+A page holds `block_size` positions of one head in the model's dtype, or in 8 bits: the codes of all positions,
+from -127 to 127, then a float32 scale for each.
+
+    [c c c ... c] [c c c ... c] ... | s s ...     block_size x d bytes, then block_size x 4 bytes
+
+So codes are aligned as numbers of the model's dtype are, a kernel reads 16 at once, and a page is one piece of
+memory (docs/adr/0089-scales-at-the-end-of-a-page.md). The scale belongs to one head of one token, so the codes
+of a token depend on no other token and on no step.
 
 Legend: t tokens, s shares, w blocks of the longest table.
 """
@@ -23,39 +28,67 @@ SCALE_SIZE = 4
 """Bytes of a scale; head dims must be multiples of it."""
 
 
-def row_size(head_dim: int, dtype: torch.dtype) -> int:
-    """Return the length of a row, in elements of its dtype.
+def page_width(head_dim: int, dtype: torch.dtype) -> int:
+    """Return the numbers that a position takes in a page, the last dimension of a tensor of pages.
 
-    >>> row_size(64, torch.bfloat16), row_size(64, torch.int8)
+    >>> page_width(64, torch.bfloat16), page_width(64, torch.int8)
     (64, 68)
     """
     return head_dim + SCALE_SIZE if dtype == torch.int8 else head_dim
 
 
 def dim_of(pages: Tensor) -> int:
-    """Return the head dim of pages [..., row]."""
+    """Return the head dim of pages [..., width]."""
     return pages.shape[-1] - SCALE_SIZE if pages.dtype == torch.int8 else pages.shape[-1]
 
 
-def to_rows(x: Float[Tensor, "... d"], dtype: torch.dtype) -> Tensor:
-    """Return keys or values as rows of pages of that dtype, [..., row]."""
+def codes_of(pages: Int8[Tensor, "... block_size width"]) -> Int8[Tensor, "... block_size d"]:
+    """Return the codes of pages of 8 bits, as a view."""
+    block_size, head_dim = pages.shape[-2], dim_of(pages)
+    return pages.flatten(-2)[..., : block_size * head_dim].unflatten(-1, (block_size, head_dim))
+
+
+def scales_of(pages: Int8[Tensor, "... block_size width"]) -> Float[Tensor, "... block_size"]:
+    """Return the scales of pages of 8 bits, as a float32 view."""
+    return pages.flatten(-2).view(torch.float32)[..., -pages.shape[-2] :]
+
+
+def to_pages(x: Float[Tensor, "... block_size d"], dtype: torch.dtype) -> Tensor:
+    """Return keys or values as pages of that dtype, [..., block_size, width]."""
     if dtype != torch.int8:
         return x.to(dtype)
+    pages = x.new_empty(*x.shape[:-1], page_width(x.shape[-1], dtype), dtype=dtype)
     codes, scales = to_int8(x)
-    return torch.cat((codes, scales.unsqueeze(-1).view(torch.int8)), -1)
+    codes_of(pages).copy_(codes)
+    scales_of(pages).copy_(scales)
+    return pages
 
 
-def from_rows(rows: Tensor, dtype: torch.dtype) -> Float[Tensor, "... d"]:
-    """Return the keys or values of rows of pages."""
-    if rows.dtype != torch.int8:
-        return rows.to(dtype)
-    codes, scales = rows[..., :-SCALE_SIZE], scales_of(rows)[..., -1:]
-    return (codes.float() * scales).to(dtype)
+def from_pages(pages: Tensor, dtype: torch.dtype) -> Float[Tensor, "... block_size d"]:
+    """Return the keys or values of whole pages [..., block_size, width]."""
+    if pages.dtype != torch.int8:
+        return pages.to(dtype)
+    return (codes_of(pages).float() * scales_of(pages).unsqueeze(-1)).to(dtype)
 
 
-def scales_of(rows: Int8[Tensor, "... row"]) -> Float[Tensor, "... quarter_row"]:
-    """Return a float32 view of the rows; the last number of each row is its scale."""
-    return rows.view(torch.float32)
+def write(pages: Tensor, slots: Int64[Tensor, "t"], x_tkd: Float[Tensor, "t k d"]) -> None:
+    """Write the key or value of each token to its slot of pages [blocks, k, block_size, width]."""
+    block_size = pages.shape[2]
+    at = slots // block_size, slice(None), slots % block_size
+    if pages.dtype != torch.int8:
+        pages[at] = x_tkd.to(pages.dtype)
+        return
+    codes, scales = to_int8(x_tkd)
+    codes_of(pages)[at], scales_of(pages)[at] = codes, scales
+
+
+def read(pages: Tensor, slots: Int64[Tensor, "t"], dtype: torch.dtype) -> Float[Tensor, "t k d"]:
+    """Return the key or value of each slot of pages [blocks, k, block_size, width]."""
+    block_size = pages.shape[2]
+    at = slots // block_size, slice(None), slots % block_size
+    if pages.dtype != torch.int8:
+        return pages[at].to(dtype)
+    return (codes_of(pages)[at].float() * scales_of(pages)[at].unsqueeze(-1)).to(dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from penstock.devices.kernel_trial import Call, Candidate, Operation
 from penstock.nn import native
 from penstock.nn.kernels import choose, paged
 from penstock.nn.kernels.layout import AttentionLayout, visibility_mask
-from penstock.nn.kernels.pages import PagedStep, from_rows, to_rows
+from penstock.nn.kernels.pages import PagedStep, from_pages, to_pages
 from penstock.nn.kernels.varlen_torch import has_pages, is_available
 from penstock.nn.triton_support import has_triton
 
@@ -238,7 +238,7 @@ def _pages(
         device=sizes.device,
     )
     shape = (len(blocks), sizes.kv_heads, block_size, sizes.head_dim)
-    keys, values = (to_rows(drawn(*shape), dtype) for _ in range(2))
+    keys, values = (to_pages(drawn(*shape), dtype) for _ in range(2))
     q = drawn(tokens, sizes.heads, sizes.head_dim)
     return Pages(q=q, keys=keys, values=values, step=step, window=window)
 
@@ -253,6 +253,6 @@ def _over_pages(attend: paged.PageKernel, case: Pages) -> Call:
 
 
 def _exact_pages(case: Pages) -> Sequence[Tensor]:
-    keys, values = (from_rows(pages, torch.float64) for pages in (case.keys, case.values))
+    keys, values = (from_pages(pages, torch.float64) for pages in (case.keys, case.values))
     scale = case.q.shape[-1] ** -0.5
     return (paged.plain_attention(case.q.double(), keys, values, case.step, window=case.window, scale=scale),)

@@ -67,14 +67,15 @@ void code_scores_of(const Runs<bf16, Code>& runs, const bf16* const* q_rows, Scr
   for (int64_t row = 0; row < runs.tile.num_heads * ROWS; ++row)
     digits[row] = split(q_rows[row], size, bytes + 2 * row * size, bytes + (2 * row + 1) * size);
   for (int64_t n = 0; n < count; ++n) {
-    const Run<Code> keys = runs.at(own.key_rows, n), soon = runs.after_key(own, n);
-    const Vec scales = keys.scales(size);
+    const Run<Code> keys = runs.at(own.keys, n), soon = runs.after_key(own, n);
+    const Vec scales = keys.scales();
+    fetch(soon.scale(0), LANES * SCALE_SIZE);
     for (int64_t row = keys.head * ROWS; row < (keys.head + 1) * ROWS; ++row) {
       const Code *high = bytes + 2 * row * size, *low = high + size;
       Vec parts[LANES];  // whose lanes are int32
 #pragma GCC unroll 16
       for (int i = 0; i < LANES; ++i) {
-        if (row == keys.head * ROWS) fetch(soon.at(i), row_size<Code>(size));
+        if (row == keys.head * ROWS) fetch(soon.at(i), size);
         parts[i] = Vec(_mm512_castsi512_ps(byte_products<SIZE>(keys.at(i), high, low, size)));
       }
       const __m512i whole = _mm512_sub_epi32(whole_sums_of(parts), _mm512_set1_epi32(128 * digits[row].sum));
@@ -138,8 +139,9 @@ void code_sums(const Runs<bf16, Code>& runs, Scratch& own) {
   const int64_t dim = runs.task.dim, count = runs.count(), rows = runs.tile.num_heads * ROWS;
   std::fill_n(own.sums.data(), rows * dim, 0.0f);
   for (int64_t n = 0; n < count; ++n) {
-    const Run<Code> values = runs.at(own.value_rows, n), soon = runs.at(own.value_rows, std::min(n + runs.ahead(), count - 1));
-    const Vec scales = values.scales(dim);
+    const Run<Code> values = runs.at(own.values, n), soon = runs.at(own.values, std::min(n + runs.ahead(), count - 1));
+    const Vec scales = values.scales();
+    fetch(soon.scale(0), LANES * SCALE_SIZE);
     for (int64_t row = values.head * ROWS; row < (values.head + 1) * ROWS; ++row) {
       float weights[LANES];
       Code high[LANES], low[LANES];

@@ -38,12 +38,13 @@ inline Vec products(const T* a, const T* b, int64_t size) {
 // A head's keys or values of as many positions as a vector has lanes; behind the last the list of rows repeats it.
 template <class P>
 struct Run {
-  const void* const* rows;
+  const Rows& of;
   int64_t first, head, offset;
-  const P* at(int64_t i) const { return static_cast<const P*>(rows[i]) + offset; }
-  Vec scales(int64_t dim) const {
+  const P* at(int64_t i) const { return static_cast<const P*>(of.rows[first + i]) + offset; }
+  const Code* scale(int64_t i) const { return of.scales[first + i] + offset; }
+  Vec scales() const {
     float of_rows[LANES];
-    for (int i = 0; i < LANES; ++i) of_rows[i] = scale_of(at(i), dim);
+    for (int i = 0; i < LANES; ++i) of_rows[i] = scale_at(scale(i));
     return Vec::load(of_rows);
   }
 };
@@ -58,15 +59,15 @@ struct Runs {
   int64_t count() const { return up(num_keys, LANES) / LANES * tile.num_heads; }
   // How many runs before it is needed memory is asked for one: 8 KiB, so that it stays in the first cache. Asked
   // for beside the same key of another run: all at once would wait for each other.
-  int64_t ahead() const { return std::max<int64_t>(1, 8192 / (LANES * task.row() * sizeof(P))); }
+  int64_t ahead() const { return std::max<int64_t>(1, 8192 / (LANES * page_width<P>(task.dim) * sizeof(P))); }
   // What is read soon when a run of keys is.
   Run<P> after_key(const Scratch& own, int64_t i) const {
     const int64_t later = i + ahead();
-    return later < count() ? at(own.key_rows, later) : at(own.value_rows, std::min(later, 2 * count() - 1) - count());
+    return later < count() ? at(own.keys, later) : at(own.values, std::min(later, 2 * count() - 1) - count());
   }
-  Run<P> at(const void* const* rows, int64_t i) const {
+  Run<P> at(const Rows& rows, int64_t i) const {
     const int64_t first = i / tile.num_heads * LANES, head = i % tile.num_heads;
-    return {rows + first, first, head, head * task.block_size * task.row()};
+    return {rows, first, head, head * task.page_size()};
   }
 };
 
@@ -75,16 +76,17 @@ void few_scores_of(const Runs<T, P>& runs, const T* const* q_rows, Scratch& own)
   const int64_t size = SIZE ? SIZE : runs.task.dim, count = runs.count();
   T* const widened = reinterpret_cast<T*>(room(own.widened, is_coded<P> ? LANES * size : 0));
   for (int64_t n = 0; n < count; ++n) {
-    const Run<P> keys = runs.at(own.key_rows, n), soon = runs.after_key(own, n);
+    const Run<P> keys = runs.at(own.keys, n), soon = runs.after_key(own, n);
     const auto key = [&](int i) -> const T* {
       if constexpr (is_coded<P>) return widened + i * size;
       else return keys.at(i);
     };
     Vec scales;
     if constexpr (is_coded<P>) {
-      scales = keys.scales(size);
+      scales = keys.scales();
+      fetch(soon.scale(0), LANES * SCALE_SIZE);
       for (int i = 0; i < LANES; ++i) {
-        fetch(soon.at(i), row_size<P>(size));
+        fetch(soon.at(i), size);
         widen_row(keys.at(i), size, widened + i * size);
       }
     }
@@ -131,11 +133,12 @@ void few_sums(const Runs<T, P>& runs, Scratch& own) {
   const int64_t dim = runs.task.dim, wide = up(dim, LANES), count = runs.count();
   std::fill_n(own.sums.data(), runs.tile.num_heads * ROWS * wide, 0.0f);
   for (int64_t n = 0; n < count; ++n) {
-    const Run<P> values = runs.at(own.value_rows, n), soon = runs.at(own.value_rows, std::min(n + runs.ahead(), count - 1));
+    const Run<P> values = runs.at(own.values, n), soon = runs.at(own.values, std::min(n + runs.ahead(), count - 1));
     const int64_t num_keys = std::min<int64_t>(LANES, runs.num_keys - values.first);
     float* weights = own.scores.data() + values.head * ROWS * PART + values.first;
     if constexpr (is_coded<P>) {
-      const Vec scales = values.scales(dim);
+      const Vec scales = values.scales();
+      fetch(soon.scale(0), LANES * SCALE_SIZE);
       for (int row = 0; row < ROWS; ++row) (Vec::load(weights + row * PART) * scales).store(weights + row * PART);
     }
     float* sums = own.sums.data() + values.head * ROWS * wide;

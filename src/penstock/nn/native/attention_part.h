@@ -23,7 +23,7 @@ const void* const* in_type_of_tokens(const Task<T, P>& task, const void* const* 
   } else {
     T* out = reinterpret_cast<T*>(room(own.widened, PART * task.dim));
     for (int64_t i = 0; i < count; ++i, out += task.dim) {
-      fetch(rows[std::min(i + AHEAD, count - 1)], task.row());
+      fetch(rows[std::min(i + AHEAD, count - 1)], task.dim);
       widen_row(static_cast<const P*>(rows[i]), task.dim, out);
       own.widened_rows[i] = out;
     }
@@ -33,10 +33,10 @@ const void* const* in_type_of_tokens(const Task<T, P>& task, const void* const* 
 
 // Multiply the scores, or the weights, of each key by the scale of its row.
 template <class T, class P>
-void scale_columns(const Task<T, P>& task, const void* const* page_rows, int64_t rows, int64_t width, Scratch& own) {
+void scale_columns(const Task<T, P>&, const Rows& keys, int64_t rows, int64_t width, Scratch& own) {
   if constexpr (is_coded<P>) {
     float scales[PART];
-    for (int64_t i = 0; i < width; ++i) scales[i] = scale_of(static_cast<const P*>(page_rows[i]), task.dim);
+    for (int64_t i = 0; i < width; ++i) scales[i] = scale_at(keys.scales[i]);
     for (int64_t row = 0; row < rows; ++row)
       for (int64_t i = row * PART; i < row * PART + width; i += LANES)
         (Vec::load(&own.scores[i]) * Vec::load(scales + i - row * PART)).store(&own.scores[i]);
@@ -46,11 +46,11 @@ void scale_columns(const Task<T, P>& task, const void* const* page_rows, int64_t
 // The keys as the right side of scores: [depth, PART].
 template <class Cell, class T, class P>
 void lay_keys(const Task<T, P>& task, const void* const* rows, Scratch& own, int64_t num_keys, Cell* out, int64_t depth) {
-  const int64_t bytes = task.row() * sizeof(P);
+  const int64_t bytes = task.dim * sizeof(P);
   for (int64_t first = 0; first < num_keys; first += LANES) {
     for (int64_t key = first; key < std::min(first + LANES, num_keys); ++key) {
       fetch(rows[std::min(key + AHEAD, num_keys - 1)], bytes);
-      fetch(own.value_rows[key], bytes);
+      fetch(own.values.rows[key], bytes);
     }
     lay_columns<Cell, T>(rows + first, task.dim, out + first, depth, PART);
   }
@@ -109,19 +109,32 @@ inline void clear(Joined joined, int64_t rows, int64_t wide) {
   std::fill(joined.total, joined.total + rows, 0.0f);
 }
 
+// Note the rows [i, past) of a part, which a page has from `offset` on.
+template <class T, class P>
+void find_rows_of_page(const Task<T, P>& task, const P* page, int64_t offset, int64_t i, int64_t past, Rows& out) {
+  for (; i < past; ++i, ++offset) {
+    out.rows[i] = page + offset * task.dim;
+    if constexpr (is_coded<P>) out.scales[i] = scale_in(page, task.block_size, task.dim, offset);
+  }
+}
+
 // Note where each key and value of the tile's first head lies; the lists are filled up to whole vectors with the last.
 template <class T, class P>
 void find_rows(const Task<T, P>& task, const Tile& tile, int64_t first_key, int64_t num_keys, Scratch& own) {
   const int32_t* table = task.tables + tile.share * task.table_width;
   int64_t offset = first_key % task.block_size, page = first_key / task.block_size;
   for (int64_t i = 0; i < num_keys; offset = 0, ++page) {
-    const int64_t row = (table[page] * task.kv_heads + tile.kv_head) * task.block_size + offset;
+    const int64_t begin = (table[page] * task.kv_heads + tile.kv_head) * task.page_size();
     const int64_t past = std::min(i + task.block_size - offset, num_keys);
-    const P *key = task.keys + row * task.row(), *value = task.values + row * task.row();
-    for (; i < past; ++i, key += task.row(), value += task.row()) own.key_rows[i] = key, own.value_rows[i] = value;
+    find_rows_of_page(task, task.keys + begin, offset, i, past, own.keys);
+    find_rows_of_page(task, task.values + begin, offset, i, past, own.values);
+    i = past;
   }
-  for (int64_t i = num_keys; i < up(num_keys, LANES); ++i)
-    own.key_rows[i] = own.key_rows[num_keys - 1], own.value_rows[i] = own.value_rows[num_keys - 1];
+  for (Rows* rows : {&own.keys, &own.values})
+    for (int64_t i = num_keys; i < up(num_keys, LANES); ++i) {
+      rows->rows[i] = rows->rows[num_keys - 1];
+      if constexpr (is_coded<P>) rows->scales[i] = rows->scales[num_keys - 1];
+    }
 }
 
 // Turn all scores into weights; a row sees the keys up to its own position, of the window's last ones.
@@ -170,13 +183,13 @@ void attend_many(const Task<T, P>& task, const Tile& tile, int64_t first_key, in
   const int64_t depth = up(task.dim, D) / D, key_cells = up(num_keys, D) / D;
   Cell *q = cells<Cell>(own.cells_q, rows * depth), *k = cells<Cell>(own.cells_k, depth * PART);
   lay_rows(q_rows, rows, task.dim, q, depth);
-  lay_keys<Cell>(task, in_type_of_tokens(task, own.key_rows, width, own), own, num_keys, k, depth);
+  lay_keys<Cell>(task, in_type_of_tokens(task, own.keys.rows, width, own), own, num_keys, k, depth);
   multiply(q, depth, k, PART, own.scores.data(), PART, rows, width, depth);
-  scale_columns(task, own.key_rows, rows, width, own);
+  scale_columns(task, own.keys, rows, width, own);
   soften_rows(task, tile, first_key, num_keys, own);
-  scale_columns(task, own.value_rows, rows, width, own);
+  scale_columns(task, own.values, rows, width, own);
   Cell* v = cells<Cell>(own.cells_v, key_cells * wide);
-  lay_below<Cell, T>(in_type_of_tokens(task, own.value_rows, num_keys, own), num_keys, task.dim, v, wide);
+  lay_below<Cell, T>(in_type_of_tokens(task, own.values.rows, num_keys, own), num_keys, task.dim, v, wide);
   const Cell* weights = lay_weights<Cell>(own.scores.data(), rows, width, own);
   multiply(weights, PART / D, v, wide, own.sums.data(), wide, rows, wide, key_cells);
 }

@@ -27,7 +27,7 @@ struct Task {
   float scale;
 
   int64_t group() const { return heads / kv_heads; }
-  int64_t row() const { return row_size<P>(dim); }
+  int64_t page_size() const { return block_size * page_width<P>(dim); }  // of one head
 };
 
 // Rows of one tile: `tokens` queries of one share, each with the heads of the groups of `num_heads` key-value
@@ -52,10 +52,16 @@ struct Joined {
   float *sums, *most, *total;
 };
 
+// Where the keys or values of a part lie, of a tile's first key-value head.
+struct Rows {
+  const void* rows[PART];
+  const Code* scales[PART];  // of rows of 8 bits
+};
+
 // Buffers of one thread, kept between steps.
 struct Scratch {
   std::vector<float> scores, sums, joined, cells_q, cells_k, cells_v, cells_p, widened;
-  const void *key_rows[PART], *value_rows[PART];  // of a tile's first key-value head
+  Rows keys, values;
   const void* widened_rows[PART];
   float most[TILE_ROWS], total[TILE_ROWS], joined_most[TILE_ROWS], joined_total[TILE_ROWS];
 };

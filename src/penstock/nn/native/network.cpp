@@ -55,7 +55,7 @@ class Network : public torch::CustomClassHolder {
   // blocks: of each, OF_BLOCK operands in the order of `decoder_block`; ends: embedding, last norm, operands of the
   // output matrix; outputs: of each linear layer, the output matrix last; numbers: eps, scale, multipliers of
   // residual sums and of the embedding; vocabulary: first token of each rank's rows, and the number of all;
-  // pages: [blocks of the network, 2, pages, heads, positions, dim], or rows of codes; board: of the ranks, if there are several.
+  // pages: [blocks of the network, 2, pages, heads, positions, dim], or of codes and scales; board: of the ranks, if there are several.
   Network(Operands blocks, Operands ends, std::vector<int64_t> outputs, std::vector<int64_t> windows,
           std::vector<double> numbers, std::vector<int64_t> vocabulary, at::Tensor pages,
           std::optional<c10::intrusive_ptr<exchange::Board>> board)

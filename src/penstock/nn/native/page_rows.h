@@ -1,7 +1,8 @@
 // Rows of pages, a key or a value each: of the tokens' type, or of 8 bits.
 //
-// A row of 8 bits is `dim` codes from -127 to 127 and behind them its scale, a float32: one piece of memory, read in
-// one stream. It stands for codes times scale. Codes are whole numbers that bfloat16 holds exactly, so kernels multiply
+// A page of 8 bits holds the rows of all its positions, `dim` codes from -127 to 127 each, and behind the last row the
+// scale of each, a float32 (nn/kernels/pages.py): one piece of memory, read in one stream. A row stands for codes times
+// scale. Codes are whole numbers that bfloat16 holds exactly, so kernels multiply
 // codes in the tokens' type, or as bytes (attention_codes.h), and put a key's scale to its scores and a value's to its
 // weights.
 #pragma once
@@ -18,28 +19,34 @@ constexpr int64_t SCALE_SIZE = sizeof(float);
 template <class P>
 constexpr bool is_coded = std::is_same_v<P, Code>;
 
-// From a row to the next; what `pages` has in its last dim.
+// What a position takes in a page; what `pages` has in its last dim.
 template <class P>
-constexpr int64_t row_size(int64_t dim) { return is_coded<P> ? dim + SCALE_SIZE : dim; }
+constexpr int64_t page_width(int64_t dim) { return is_coded<P> ? dim + SCALE_SIZE : dim; }
 
-inline float scale_of(const Code* row, int64_t dim) {
-  float scale;
-  std::memcpy(&scale, row + dim, sizeof scale);
-  return scale;
+// Where a page of 8 bits has the scale of a position.
+template <class P>
+P* scale_in(P* page, int64_t block_size, int64_t dim, int64_t offset) {
+  return page + block_size * dim + offset * SCALE_SIZE;
+}
+
+inline float scale_at(const Code* scale) {
+  float out;
+  std::memcpy(&out, scale, sizeof out);
+  return out;
 }
 
 template <class T>
 void write_row(const T* x, int64_t dim, T* out) { std::copy_n(x, dim, out); }
 
-// As `to_int8` of nn/linear/quantized.py, to the same bits.
+// As `to_int8` of nn/linear/rounding.py, to the same bits.
 template <class T>
-void write_row(const T* x, int64_t dim, Code* out) {
+void write_row(const T* x, int64_t dim, Code* out, Code* scale_out) {
   Vec most(1e-30f);
   each_lane(dim, [&](int64_t i, auto at) { most = Vec::max(most, at.load(x + i).magnitude()); });
   const Vec factor(127.0f / most.largest());
   each_lane(dim, [&](int64_t i, auto at) { at.store(out + i, at.load(x + i) * factor); });
   const float scale = most.largest() / 127.0f;
-  std::memcpy(out + dim, &scale, sizeof scale);
+  std::memcpy(scale_out, &scale, sizeof scale);
 }
 
 // The codes in the tokens' type.

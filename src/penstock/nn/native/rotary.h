@@ -46,11 +46,11 @@ template <class T, class P>
 void take_tokens(Threads& threads, const Heads<T>& of, const T* qkv, const int64_t* slots, int64_t tokens,
                  int64_t block_size, T* q, P* keys, P* values) {
   const int64_t group = of.heads / of.kv_heads, width = (of.heads + 2 * of.kv_heads) * of.dim;
-  const int64_t size = row_size<P>(of.dim);
-  const auto place = [&](int64_t item) {
-    const int64_t slot = slots[item / of.kv_heads], row = slot / block_size * of.kv_heads + item % of.kv_heads;
-    return (row * block_size + slot % block_size) * size;
+  const int64_t page_size = block_size * page_width<P>(of.dim);
+  const auto page = [&](int64_t item) {  // where it begins
+    return (slots[item / of.kv_heads] / block_size * of.kv_heads + item % of.kv_heads) * page_size;
   };
+  const auto place = [&](int64_t item) { return page(item) + slots[item / of.kv_heads] % block_size * of.dim; };
   const auto take = [&](int64_t item) {  // a key-value head of a token, and its queries
     const int64_t token = item / of.kv_heads, head = item % of.kv_heads;
     const T *in = qkv + token * width, *key = in + (of.heads + head) * of.dim, *value = key + of.kv_heads * of.dim;
@@ -60,16 +60,18 @@ void take_tokens(Threads& threads, const Heads<T>& of, const T* qkv, const int64
       static thread_local std::vector<T> rotated;
       rotated.resize(of.dim);
       rotate(key, of.k_norm, of, token, rotated.data());
-      write_row(rotated.data(), of.dim, keys + place(item));
+      const int64_t scale = scale_in(keys + page(item), block_size, of.dim, slots[token] % block_size) - keys;
+      write_row(rotated.data(), of.dim, keys + place(item), keys + scale);
+      write_row(value, of.dim, values + place(item), values + scale);
     } else {
       rotate(key, of.k_norm, of, token, keys + place(item));
+      write_row(value, of.dim, values + place(item));
     }
-    write_row(value, of.dim, values + place(item));
   };
   threads.each(tokens * of.kv_heads, grain_of((group + 2) * of.dim), [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t soon = place(std::min(item + AHEAD, end - 1));
-      for (int64_t i = 0; i < size; i += 64 / sizeof(P)) __builtin_prefetch(keys + soon + i, 1), __builtin_prefetch(values + soon + i, 1);
+      for (int64_t i = 0; i < of.dim; i += 64 / sizeof(P)) __builtin_prefetch(keys + soon + i, 1), __builtin_prefetch(values + soon + i, 1);
       take(item);
     }
   });
