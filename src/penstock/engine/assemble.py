@@ -221,6 +221,7 @@ def _cache_bytes(part: ModelShard, config: EngineConfig, *, tokens_per_step: int
             tokens_per_step=tokens_per_step,
             max_sequences=config.max_sequences,
             block_size=config.block_size,
+            context=context,
         )
         if are_wanted(config.compile, device=part.device, ranks=config.tensor_parallel):
             taken += graph_bytes(

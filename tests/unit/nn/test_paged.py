@@ -11,6 +11,8 @@ from penstock.nn import native
 from penstock.nn.kernels import paged
 from penstock.nn.kernels.layout import AttentionLayout
 from penstock.nn.kernels.paged import LayerPages, Paged
+from penstock.nn.kernels.pages import from_pages, read, to_pages, write
+from penstock.nn.linear.rounding import to_int8
 from tests.examples import examples
 from tests.paged_cases import a_layer, a_step, written_out
 
@@ -156,3 +158,28 @@ def test_indexes_that_lie_outside_are_refused(change, message):
     pages = LayerPages(pages.keys, pages.values, replace(step, **change))
     with pytest.raises(RuntimeError, match=message):
         attended(pages, *qkv, scale=0.5)
+
+
+@given(
+    block_size=st.sampled_from([1, 2, 8, 16]),
+    head_dim=st.sampled_from([4, 20, 64]),
+    slots=st.lists(st.integers(0, 31), unique=True, max_size=9),
+)
+@examples(20)
+def test_a_page_of_8_bits_is_the_codes_of_all_positions_and_then_their_scales(block_size, head_dim, slots):
+    num_blocks, at = 32 // block_size, torch.tensor(slots, dtype=torch.long)
+    pages = torch.zeros(num_blocks, 2, block_size, head_dim + 4, dtype=torch.int8)
+    x = torch.randn(len(slots), 2, head_dim)
+    write(pages, at, x)
+    codes, scales = to_int8(x)
+    for i, slot in enumerate(slots):
+        for head in range(2):
+            page, offset = pages[slot // block_size, head].flatten(), slot % block_size
+            assert page[offset * head_dim : (offset + 1) * head_dim].equal(codes[i, head])
+            at_scale = block_size * head_dim + 4 * offset
+            assert page[at_scale : at_scale + 4].clone().view(torch.float32) == scales[i, head]
+    assert pages.count_nonzero() <= len(slots) * 2 * (head_dim + 4)  # and nothing else is written
+    assert read(pages, at, torch.float32).equal(codes * scales[..., None])
+    whole = from_pages(pages, torch.float32).transpose(1, 2).flatten(0, 1)
+    assert whole[at].equal(codes * scales[..., None])
+    assert to_pages(from_pages(pages, torch.float32), torch.int8).shape == pages.shape

@@ -1,6 +1,7 @@
 """Trial steps on a GPU before the first request: peak activation memory, and kernel compilation."""
 
 import logging
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -13,21 +14,34 @@ from penstock.engine.model_runner.graph_plan import fixed_bytes
 from penstock.engine.sampling.filters import choose
 from penstock.engine.sampling_params import Sampling
 from penstock.engine.workers.model_shard import ModelShard
+from penstock.nn.kernels.paged import PROMPTS, gathered_bytes
 from penstock.nn.triton_support import has_triton
 
 log = logging.getLogger(__name__)
 
 
-def activation_bytes(part: ModelShard, *, tokens_per_step: int, max_sequences: int, block_size: int) -> int:
-    """Return the peak memory of a trial step in bytes; the allocator's cache is empty afterwards.
+def activation_bytes(
+    part: ModelShard, *, tokens_per_step: int, max_sequences: int, block_size: int, context: int
+) -> int:
+    """Return the peak memory of a step in bytes; the allocator's cache is empty afterwards.
 
-    For one rank only: a step of several ranks needs all of them.
+    A trial step gives it, and to that comes what prompts after long prefixes gather from the pages: the
+    trial's prompt has no prefix. For one rank only: a step of several ranks needs all of them.
     """
     before = accelerator.forget_peak(part.device)
     try_step(part, tokens_per_step=tokens_per_step, max_sequences=max_sequences, block_size=block_size)
     peak = accelerator.peak_bytes(part.device)
     accelerator.free_cache()
-    return peak - before
+    gathered = partial(
+        gathered_bytes,
+        part.kernels.get(PROMPTS, ""),
+        kv_heads=part.model.config.key_value_heads,
+        head_dim=part.model.config.size_of_head,
+        pages=part.pages_dtype,
+        dtype=part.dtype,
+    )
+    tried = min(tokens_per_step, part.model.config.context)
+    return peak - before + gathered(num_keys=max(tried, max_sequences * context)) - gathered(num_keys=tried)
 
 
 def try_step(part: ModelShard, *, tokens_per_step: int, max_sequences: int, block_size: int) -> None:

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.nn import native
-from penstock.nn.kernels.paged_varlen import over_gathered, over_pages
+from penstock.nn.kernels.paged_varlen import over_gathered, over_pages, share_by_share
 from penstock.nn.kernels.pages import PagedStep, from_pages, write
 from penstock.nn.triton_support import has_triton, on_device_of
 
@@ -87,7 +87,30 @@ class Paged:
 _WORTH_GATHERING = 128
 """Tokens of a share, on average, that make up for gathering its keys. Drafts have fewer."""
 _MOST_GATHERED = 2**16
-"""Most keys that are gathered, of all shares: 256 MiB with 8 heads of 128, which no plan of memory counts."""
+"""Most keys that are gathered, of all shares; `gathered_bytes` counts them."""
+
+
+def gathered_bytes(
+    kernel: str, *, num_keys: int, kv_heads: int, head_dim: int, pages: torch.dtype, dtype: torch.dtype
+) -> int:
+    """Return the memory in bytes that a kernel of PROMPTS takes for gathered keys and values, at most.
+
+    Args:
+        num_keys: keys of all sequences of a step, at most.
+        pages: dtype of the pages.
+        dtype: dtype of the queries.
+
+    >>> of_8b = {"kv_heads": 8, "head_dim": 128, "pages": torch.bfloat16, "dtype": torch.bfloat16}
+    >>> gathered_bytes("varlen, gathered", num_keys=10**6, **of_8b) // 2**20
+    256
+    >>> gathered_bytes(TRITON, num_keys=10**6, **of_8b)
+    0
+    """
+    if "gathered" not in kernel:
+        return 0
+    numbers = min(num_keys, _MOST_GATHERED) * kv_heads * head_dim
+    codes = numbers if pages == torch.int8 else 0  # of keys, or of values, until they are widened
+    return 2 * numbers * dtype.itemsize + codes
 
 
 def _by_choice(
@@ -230,10 +253,10 @@ PageKernel = Callable[..., Tensor]
 CANDIDATES: Mapping[str, Mapping[str, PageKernel]] = {
     DECODE: {TRITON: by_triton, "varlen over pages": over_pages},
     PROMPTS: {
-        TRITON: by_triton,
+        "SDPA and varlen, gathered": share_by_share,
         "varlen, gathered": over_gathered,
+        TRITON: by_triton,
         "varlen over pages": over_pages,
-        "SDPA, gathered": plain_attention,
     },
 }
 """Operation -> name -> kernel on GPUs, in the static order."""

@@ -1,4 +1,4 @@
-"""Attention over pages by PyTorch's variable-length kernel: over gathered keys and values, or over the pages.
+"""Attention over pages by PyTorch's own kernels: over gathered keys and values, or over the pages.
 
 Gathering reads the pages once and writes them once more, which a long prompt makes up for: its attention
 reads each key many times. Nothing waits for the device. Legend as in paged.py.
@@ -7,8 +7,9 @@ reads each key many times. Nothing waits for the device. Legend as in paged.py.
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from penstock.nn.kernels.pages import PagedStep, read
+from penstock.nn.kernels.pages import PagedStep, from_pages, read
 from penstock.nn.kernels.varlen_torch import attend_varlen, has_groups
 
 
@@ -34,6 +35,45 @@ def over_gathered(
         q_thd, k, v, step.query_starts, ends,
         longest=longest, window=window, scale=scale, repeats=not has_groups(),
     )  # fmt: skip
+
+
+def share_by_share(
+    q_thd: Float[Tensor, "t h d"],
+    keys: Tensor,
+    values: Tensor,
+    step: PagedStep,
+    *,
+    window: int | None,
+    scale: float,
+) -> Float[Tensor, "t h d"]:
+    """Attend over the gathered keys and values of one share after the other; `step` has spans.
+
+    Whole prompts go through SDPA, whose kernels for them are the fastest; what follows a prefix, and what has
+    a window, through the variable-length kernel.
+    """
+    block_size, outs = keys.shape[2], []
+    for share, (first, past, length) in enumerate(step.spans):
+        blocks = step.block_tables[share, : -(-length // block_size)]
+        k_kld, v_kld = (
+            from_pages(pages.transpose(0, 1)[:, blocks], q_thd.dtype).flatten(1, 2)[:, :length]
+            for pages in (keys, values)
+        )
+        q = q_thd[first:past]
+        if past - first == length and (window is None or window >= length):
+            whole = (t[None] for t in (q.transpose(0, 1), k_kld, v_kld))
+            grouped = q.shape[1] != len(k_kld)
+            out = scaled_dot_product_attention(*whole, is_causal=True, scale=scale, enable_gqa=grouped)
+            outs.append(out[0].transpose(0, 1))
+            continue
+        ends = step.query_starts[share : share + 2] - step.query_starts[share]
+        lengths = torch.nn.functional.pad(step.lengths[share : share + 1], (1, 0))
+        outs.append(
+            attend_varlen(
+                q, k_kld.transpose(0, 1), v_kld.transpose(0, 1), ends, lengths,
+                longest=(len(q), length), window=window, scale=scale, repeats=not has_groups(),
+            )
+        )  # fmt: skip
+    return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
 def over_pages(

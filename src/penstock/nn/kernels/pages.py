@@ -1,13 +1,13 @@
 """Layout of pages, which hold keys or values, and the token positions of a step (`PagedStep`).
 
-A page holds `block_size` positions of one head in the model's dtype, or in 8 bits: the codes of all positions,
-from -127 to 127, then a float32 scale for each.
+A page holds `block_size` positions of one head in the model's dtype, or in 8 bits: the codes of all
+positions, from -127 to 127, then a float32 scale for each.
 
     [c c c ... c] [c c c ... c] ... | s s ...     block_size x d bytes, then block_size x 4 bytes
 
-So codes are aligned as numbers of the model's dtype are, a kernel reads 16 at once, and a page is one piece of
-memory (docs/adr/0089-scales-at-the-end-of-a-page.md). The scale belongs to one head of one token, so the codes
-of a token depend on no other token and on no step.
+So codes are aligned as numbers of the model's dtype are, a kernel reads 16 at once, and a page is one piece
+of memory (docs/adr/0089-scales-at-the-end-of-a-page.md). The scale belongs to one head of one token, so the
+codes of a token depend on no other token and on no step.
 
 Legend: t tokens, s shares, w blocks of the longest table.
 """
@@ -68,7 +68,7 @@ def from_pages(pages: Tensor, dtype: torch.dtype) -> Float[Tensor, "... block_si
     """Return the keys or values of whole pages [..., block_size, width]."""
     if pages.dtype != torch.int8:
         return pages.to(dtype)
-    return (codes_of(pages).float() * scales_of(pages).unsqueeze(-1)).to(dtype)
+    return _widened(codes_of(pages), scales_of(pages), dtype)
 
 
 def write(pages: Tensor, slots: Int64[Tensor, "t"], x_tkd: Float[Tensor, "t k d"]) -> None:
@@ -88,7 +88,13 @@ def read(pages: Tensor, slots: Int64[Tensor, "t"], dtype: torch.dtype) -> Float[
     at = slots // block_size, slice(None), slots % block_size
     if pages.dtype != torch.int8:
         return pages[at].to(dtype)
-    return (codes_of(pages)[at].float() * scales_of(pages)[at].unsqueeze(-1)).to(dtype)
+    return _widened(codes_of(pages)[at], scales_of(pages)[at], dtype)
+
+
+def _widened(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return codes times scales, rounded from float32; no intermediate tensor."""
+    out = torch.empty_like(codes, dtype=dtype, memory_format=torch.contiguous_format)
+    return torch.mul(codes, scales.unsqueeze(-1), out=out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -215,7 +215,11 @@ def _page_kernels(operation: str, sizes: Heads, pages: torch.dtype) -> dict[str,
         return {**first, "SDPA, gathered": paged.plain_attention}
     has_varlen = is_available(device=sizes.device, dtype=sizes.dtype, head_dim=sizes.head_dim)
     reads_pages = has_varlen and has_pages() and pages == sizes.dtype
-    is_here = {"varlen, gathered": has_varlen, "varlen over pages": reads_pages}
+    is_here = {
+        "SDPA and varlen, gathered": has_varlen,
+        "varlen, gathered": has_varlen,
+        "varlen over pages": reads_pages,
+    }
     return {n: kernel for n, kernel in paged.CANDIDATES[operation].items() if is_here.get(n, True)}
 
 

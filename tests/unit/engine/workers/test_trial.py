@@ -1,13 +1,16 @@
 """The steps that are tried on a GPU can be computed, whatever the sizes; what they take is not measured."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from penstock.engine.model_runner.lora import Adapters
 from penstock.engine.workers import warmup
 from penstock.engine.workers.model_shard import ModelShard
-from penstock.engine.workers.warmup import compile_draws, try_step
+from penstock.engine.workers.warmup import activation_bytes, compile_draws, try_step
 from penstock.models.llama.model import Llama
+from penstock.nn.kernels import paged
 from tests.families import small_llama
 
 CONFIG = small_llama(max_position_embeddings=64)
@@ -62,3 +65,21 @@ def test_draws_are_compiled_for_the_logits_of_steps_and_for_changed_ones(monkeyp
         for width in (vocab, vocab + 3)
         for greedy in (True, False)
     }
+
+
+@pytest.mark.parametrize("pages", [torch.bfloat16, torch.int8], ids=["16 bits", "8 bits"])
+def test_what_prompts_gather_beyond_the_trial_is_counted(pages, monkeypatch):
+    monkeypatch.setattr(warmup.accelerator, "forget_peak", lambda _: 0)
+    monkeypatch.setattr(warmup.accelerator, "peak_bytes", lambda _: 1000)
+    monkeypatch.setattr(warmup.accelerator, "free_cache", lambda: None)
+    monkeypatch.setattr(paged, "_MOST_GATHERED", 100)
+
+    def taken(kernel, sequences):
+        part = replace(a_part(), pages_dtype=pages, kernels={paged.PROMPTS: kernel})
+        return activation_bytes(part, tokens_per_step=16, max_sequences=sequences, block_size=4, context=32)
+
+    numbers = CONFIG.key_value_heads * CONFIG.size_of_head
+    per_key = numbers * (2 * 2 + (pages == torch.int8))
+    assert taken(paged.TRITON, 5) == 1000
+    assert taken("varlen, gathered", 2) == 1000 + per_key * (64 - 16)
+    assert taken("SDPA and varlen, gathered", 5) == 1000 + per_key * (100 - 16)
