@@ -178,7 +178,10 @@ def attended(shares, kernels, *, window=None, pages=None):
 @pytest.mark.parametrize("pages", [None, torch.int8], ids=["16 bits", "8 bits"])
 @pytest.mark.parametrize("window", [None, 45])
 @pytest.mark.parametrize("prompts", ["varlen, gathered", "SDPA and varlen, gathered", paged.TRITON])
-def test_prompts_and_single_tokens_each_have_a_kernel(prompts, window, pages, on_a_gpu_of_plain_torch):
+def test_prompts_and_single_tokens_each_have_a_kernel(
+    prompts, window, pages, monkeypatch, on_a_gpu_of_plain_torch
+):
+    monkeypatch.setattr(paged_varlen, "WORTH_ALONE", 165)  # what these have on average
     found, exact = attended(SHARES, {paged.PROMPTS: prompts}, window=window, pages=pages)
     torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)
     calls = on_a_gpu_of_plain_torch
@@ -187,6 +190,12 @@ def test_prompts_and_single_tokens_each_have_a_kernel(prompts, window, pages, on
         assert calls[1:] == [("varlen", 330)]
     if prompts == "SDPA and varlen, gathered":  # a whole prompt without a window needs no variable lengths
         assert calls[1:] == [("varlen", 130), *([("varlen", 200)] if window else [])]
+
+
+def test_short_prompts_are_one_call(on_a_gpu_of_plain_torch):
+    found, exact = attended(SHARES, {paged.PROMPTS: "SDPA and varlen, gathered"})
+    torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)
+    assert on_a_gpu_of_plain_torch == [("decode", 2), ("varlen", 330)]
 
 
 @pytest.mark.usefixtures("on_a_gpu_of_plain_torch")

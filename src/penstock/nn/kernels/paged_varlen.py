@@ -12,6 +12,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from penstock.nn.kernels.pages import PagedStep, from_pages, read
 from penstock.nn.kernels.varlen_torch import attend_varlen, has_groups
 
+WORTH_ALONE = 512
+"""Tokens of a share, on average, that make up for calls of its own."""
+
 
 def over_gathered(
     q_thd: Float[Tensor, "t h d"],
@@ -46,11 +49,13 @@ def share_by_share(
     window: int | None,
     scale: float,
 ) -> Float[Tensor, "t h d"]:
-    """Attend over the gathered keys and values of one share after the other; `step` has spans.
+    """Attend over the gathered keys and values of one long share after the other; `step` has spans.
 
     Whole prompts go through SDPA, whose kernels for them are the fastest; what follows a prefix, and what has
-    a window, through the variable-length kernel.
+    a window, through the variable-length kernel. Shorter shares go through that together.
     """
+    if len(q_thd) < WORTH_ALONE * len(step.spans):
+        return over_gathered(q_thd, keys, values, step, window=window, scale=scale)
     block_size, outs = keys.shape[2], []
     for share, (first, past, length) in enumerate(step.spans):
         blocks = step.block_tables[share, : -(-length // block_size)]
@@ -60,9 +65,11 @@ def share_by_share(
         )
         q = q_thd[first:past]
         if past - first == length and (window is None or window >= length):
-            whole = (t[None] for t in (q.transpose(0, 1), k_kld, v_kld))
-            grouped = q.shape[1] != len(k_kld)
-            out = scaled_dot_product_attention(*whole, is_causal=True, scale=scale, enable_gqa=grouped)
+            q_hld = q.transpose(0, 1)
+            out = scaled_dot_product_attention(
+                q_hld[None], k_kld[None], v_kld[None], is_causal=True, scale=scale,
+                enable_gqa=len(q_hld) != len(k_kld),
+            )  # fmt: skip
             outs.append(out[0].transpose(0, 1))
             continue
         ends = step.query_starts[share : share + 2] - step.query_starts[share]

@@ -45,7 +45,7 @@ def dim_of(pages: Tensor) -> int:
 def codes_of(pages: Int8[Tensor, "... block_size width"]) -> Int8[Tensor, "... block_size d"]:
     """Return the codes of pages of 8 bits, as a view."""
     block_size, head_dim = pages.shape[-2], dim_of(pages)
-    return pages.flatten(-2)[..., : block_size * head_dim].unflatten(-1, (block_size, head_dim))
+    return pages.flatten(-2)[..., : block_size * head_dim].view(*pages.shape[:-1], head_dim)
 
 
 def scales_of(pages: Int8[Tensor, "... block_size width"]) -> Float[Tensor, "... block_size"]:

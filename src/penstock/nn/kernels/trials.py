@@ -185,7 +185,7 @@ def page_operations(
     made = partial(_pages, sizes, pages, block_size)
     trials = {
         paged.DECODE: [(1, 1), (1, 77), (1, 300)],
-        paged.PROMPTS: [(130, 130), (201, 333), (128, 128)],
+        paged.PROMPTS: [(1301, 1301), (201, 333), (130, 130)],
     }
     loads = {paged.DECODE: [(1, context)] * sequences, paged.PROMPTS: [(prompt, prompt)]}
     words = "8 bits" if pages == torch.int8 else "of that dtype"
