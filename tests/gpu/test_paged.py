@@ -57,9 +57,24 @@ def test_every_share_is_attended_as_in_float64(case, device, is_tiny):
     torch.testing.assert_close(found, exact, rtol=NEAR[dtype], atol=NEAR[dtype])
 
 
-def test_blocks_of_8_positions_and_sequences_of_many_parts(device, is_tiny):
+@pytest.mark.parametrize("pages", [None, torch.int8], ids=["16 bits", "8 bits"])
+def test_blocks_of_8_positions_and_sequences_of_many_parts(pages, device, is_tiny):
     shares = [(1, 60), (1, 33)] if is_tiny else [(1, 5001), (1, 4096), (1, 2), (3, 3001)]
-    found, exact = attended(
-        shares, (6, 2, 64), None, dtype=torch.float16, pages=None, block_size=8, device=device
+    dtype = torch.float16 if is_tiny else torch.bfloat16  # as above
+    found, exact = attended(shares, (6, 2, 64), None, dtype=dtype, pages=pages, block_size=8, device=device)
+    torch.testing.assert_close(found, exact, rtol=NEAR[dtype], atol=NEAR[dtype])
+
+
+@pytest.mark.parametrize("pages", [None, torch.int8], ids=["16 bits", "8 bits"])
+def test_every_byte_of_a_code_is_the_number_that_it_stands_for(pages, device, is_tiny):
+    """Values of all codes, each alone in a context of one key, whose weight is 1."""
+    dtype = torch.float16 if is_tiny else torch.bfloat16
+    step, num_blocks = a_step([(1, 1)] * 2, block_size=16, device=device)
+    sizes = {"heads": 1, "kv_heads": 1, "block_size": 16, "head_dim": 128}
+    layer, q, k, _ = a_layer(step, num_blocks, **sizes, dtype=dtype, pages=pages)
+    v = torch.arange(-127, 129, device=device).clamp(max=127).view(1, 1, 2, 128).to(dtype)
+    keys, values = layer.append(k, v)
+    found = paged_triton.paged_attention(
+        q[0].transpose(0, 1).contiguous(), keys, values, step, window=None, scale=0.1
     )
-    torch.testing.assert_close(found, exact, rtol=NEAR[torch.float16], atol=NEAR[torch.float16])
+    assert found.flatten().equal(v.flatten())

@@ -20,6 +20,7 @@ from gpu_parts.part import Part
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
+from penstock.nn.kernels.paged import by_triton
 from tools.null_gpu.sass import findings, instructions_of
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -60,6 +61,12 @@ def about(kernel: CompiledKernel) -> dict[str, int]:
     }
 
 
+def prompt_by_triton(launched: Kernels, dtype: torch.dtype) -> None:
+    """Launch the kernel of prompts that are not gathered."""
+    q, keys, values, step = launched._pages(1, 2048, dtype=dtype, new=2048)
+    by_triton(q, keys, values, step, window=None, scale=launched.dim**-0.5)
+
+
 def main() -> None:
     """Print name of a kernel and number of its variant -> what its code shows."""
     device = torch.device("cuda:0")
@@ -73,6 +80,8 @@ def main() -> None:
             for n, length in launched.contexts
         }
         works["pages, a prompt"] = launched.prompt_over_pages
+        for bits, dtype in (("16 bits", torch.bfloat16), ("8 bits", torch.int8)):
+            works[f"pages of {bits}, a prompt by Triton"] = partial(prompt_by_triton, launched, dtype)
         for tokens in TOKENS:
             works[f"draws, {tokens} rows"] = partial(launched.sampling, tokens)
             for bits in ("int8", "int4", "float8"):
