@@ -139,7 +139,7 @@ def on_a_gpu_of_plain_torch(monkeypatch):
 
         return attend
 
-    def varlen(q, k, v, q_ends, k_ends, *, longest, window, scale, repeats):  # noqa: ARG001
+    def varlen(q, k, v, q_ends, k_ends, *, longest, window, scale):
         out, group = torch.empty_like(q), q.shape[1] // k.shape[1]
         for (first, past), (since, until) in zip(_pairs(q_ends), _pairs(k_ends), strict=True):
             assert past - first <= longest[0]

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.nn.kernels.pages import PagedStep, from_pages, read
-from penstock.nn.kernels.varlen_torch import attend_varlen, has_groups
+from penstock.nn.kernels.varlen_torch import attend_varlen
 
 WORTH_ALONE = 512
 """Tokens of a share, on average, that make up for calls of its own."""
@@ -36,7 +36,7 @@ def over_gathered(
     k, v = (read(pages, slots, q_thd.dtype) for pages in (keys, values))
     return attend_varlen(
         q_thd, k, v, step.query_starts, ends,
-        longest=longest, window=window, scale=scale, repeats=not has_groups(),
+        longest=longest, window=window, scale=scale,
     )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def share_by_share(
         outs.append(
             attend_varlen(
                 q, k_kld.transpose(0, 1), v_kld.transpose(0, 1), ends, lengths,
-                longest=(len(q), length), window=window, scale=scale, repeats=not has_groups(),
+                longest=(len(q), length), window=window, scale=scale,
             )
         )  # fmt: skip
     return outs[0] if len(outs) == 1 else torch.cat(outs)

@@ -54,7 +54,7 @@ def _paged_attention(q: Tensor, *_: object) -> Tensor:
 
 def _rotate_and_store(qkv: Tensor, *rest: Tensor) -> Tensor:
     cosines, _, _, keys, *_ = rest  # cosines, sines, slots, keys, values, norms
-    kv_heads, head_dim = keys.shape[1], cosines.shape[-1]  # rows of pages may be longer
+    kv_heads, head_dim = keys.shape[1], cosines.shape[-1]  # pages of 8 bits are wider
     return qkv.new_empty(qkv.shape[0], qkv.shape[1] // head_dim - 2 * kv_heads, head_dim)
 
 
