@@ -250,9 +250,11 @@ def _attend(  # noqa: C901 - branches on constants are no branches
         else:
             k_nd = tl.load(keys + place[:, None] + d[None, :])
         v_nd = tl.load(values + place[:, None] + d[None, :], mask=is_nd, other=0)
-        seen = is_key[None, :] & (key[None, :] <= position[:, None])
-        if WINDOW > 0:
-            seen &= key[None, :] > position[:, None] - WINDOW
+        seen = is_key[None, :]  # all that a single token sees
+        if SPLIT == 0:
+            seen &= key[None, :] <= position[:, None]
+            if WINDOW > 0:
+                seen &= key[None, :] > position[:, None] - WINDOW
         if CODED:
             scores = tl.dot(q_md, _even(k_nd, q_md.dtype).T, input_precision="tf32x3")
             scores = tl.dot(odd_q_md, _odd(k_nd, q_md.dtype).T, scores, input_precision="tf32x3")
@@ -262,7 +264,9 @@ def _attend(  # noqa: C901 - branches on constants are no branches
             scores = tl.dot(q_md, k_nd.to(q_md.dtype).T, input_precision="tf32x3") * scale
         scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen no key yet
+        base = higher
+        if SPLIT == 0:
+            base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen no key yet
         weight = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(highest - base)
         total = total * shrink + tl.sum(weight, 1)
