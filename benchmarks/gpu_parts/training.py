@@ -50,6 +50,7 @@ from penstock.nn.linear.float8 import (  # noqa: E402
     Multiply,
     has_native,
 )
+from penstock.nn.linear.lora import rounded_by_block  # noqa: E402
 from penstock.obs.meter import (  # noqa: E402
     Phases,
     StepMeter,
@@ -103,7 +104,9 @@ class Ours:
         """Bytes of weights, frozen ones too, and optimizer state."""
         model = self.state.model
         frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
-        kept = [*self.state.tensors().values(), *frozen, *model.buffers()]
+        rounded = [product.layer for block in rounded_by_block(model) for product in block.values()]
+        codes = [tensor for layer in rounded for tensor in layer.buffers()]
+        kept = [*self.state.tensors().values(), *frozen, *model.buffers(), *codes]
         return sum(tensor.nbytes for tensor in kept)
 
     def turn(self, steps):

@@ -49,6 +49,10 @@ def test_a_product_of_int4_is_that_of_its_numbers(dtype, device, is_tiny):
         codes, scales = to_int4(weight)
         numbers = (codes.double() - 8) * scales.double().repeat_interleave(GROUP, 1)
         assert_near(quantized_triton.linear_int4(x, to_halves(codes), scales), x.double() @ numbers.T, dtype)
+        written = quantized_triton.written_out_int4(
+            to_halves(codes), scales, inputs=x.shape[1], dtype=x.dtype
+        )
+        assert torch.equal(written, numbers.to(x.dtype))
 
 
 @pytest.mark.parametrize(("kind", "lost"), [(Int8Linear, 0.02), (Int4Linear, 0.15)], ids=["int8", "int4"])

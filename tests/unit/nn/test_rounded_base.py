@@ -10,7 +10,14 @@ from torch.nn.functional import cross_entropy
 from penstock.checkpoint.adapter_run import merged_matrix
 from penstock.models.llama.model import Llama
 from penstock.nn.linear.adapter_config import AdapterConfig
-from penstock.nn.linear.lora import adapted_layers, adapter_of, add_adapter, matrix_of, round_frozen
+from penstock.nn.linear.lora import (
+    RoundedProduct,
+    adapted_layers,
+    adapter_of,
+    add_adapter,
+    matrix_of,
+    round_frozen,
+)
 from tests.families import small_llama
 
 IDS = torch.arange(66).view(2, 33) % 61
@@ -68,3 +75,26 @@ def test_a_rounded_base_trains_the_network_that_is_exported(networks):
     for name in learned:
         found, wanted = tuned.get_parameter(name).grad.double(), exact.get_parameter(name).grad
         assert (found - wanted).norm() < 1e-5 * wanted.norm(), name
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
+@pytest.mark.parametrize("base", ["int8", "int4"])
+@pytest.mark.parametrize(("outputs", "inputs", "tokens"), [(48, 112, 200), (320, 96, 40)])
+def test_a_compiled_product_keeps_no_matrix_for_the_backward_pass(base, outputs, inputs, tokens):
+    """What is kept of a layer is what its backward pass needs of the tokens, not a matrix written out."""
+    torch.manual_seed(0)
+    product = RoundedProduct(torch.empty(outputs, inputs, dtype=torch.float16, device="meta"), base)
+    product.fill(torch.randn(outputs, inputs, dtype=torch.float16) / 8)  # a dtype without C++ operators
+    assert not product.layer.is_native
+
+    def step(x):
+        return torch.tanh(product(x, None)).float().square().sum()
+
+    x = torch.randn(tokens, inputs, dtype=torch.float16, requires_grad=True)
+    expected, (slope,) = step(x), torch.autograd.grad(step(x), x)
+    loss = torch.compile(step, backend="aot_eager_decomp_partition", fullgraph=True)(x)
+    kept = [tuple(tensor.shape) for tensor in loss.grad_fn.saved_tensors]
+    assert (outputs, inputs) not in kept, kept
+    assert (inputs, outputs) not in kept, kept
+    assert torch.equal(loss, expected)
+    torch.testing.assert_close(torch.autograd.grad(loss, x)[0], slope, rtol=2e-3, atol=2e-3)

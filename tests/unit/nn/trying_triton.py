@@ -85,6 +85,9 @@ def products_are_those_of_the_numbers_that_codes_stand_for(num_tokens, outputs, 
     numbers = ((codes.float() - 8) * scales.float().repeat_interleave(GROUP, 1)).to(dtype)
     out = quantized_triton.linear_int4(x, to_halves(codes), scales)
     torch.testing.assert_close(out.double(), x.double() @ numbers.double().T, **near)
+    for inputs in (groups * GROUP, groups * GROUP - 5):
+        out = quantized_triton.written_out_int4(to_halves(codes), scales, inputs=inputs, dtype=dtype)
+        assert torch.equal(out, numbers[:, :inputs])
 
 
 @given(rows(), st.lists(samplings, min_size=5, max_size=5), st.lists(numbers, min_size=5, max_size=5))
@@ -212,7 +215,7 @@ def compile_for_gpus():
     """Launch what an 8B model does."""
     for module, names in (
         (paged_triton, ("_attend", "_add_up", "_store")),
-        (quantized_triton, ("_multiply_int8", "_multiply_int4")),
+        (quantized_triton, ("_multiply_int8", "_multiply_int4", "_write_out_int4")),
         (float8_triton, ("_round",)),
         (draw_triton, ("_draw",)),
     ):
@@ -230,7 +233,9 @@ def compile_for_gpus():
     quantized_triton.linear_int8(x, codes, torch.empty(6144))
     float8_triton.rounded_rows(x, largest_exponent=8, mantissa=MANTISSA_OF_LARGEST)
     groups = torch.empty(6144, 4096 // GROUP, dtype=torch.bfloat16)
-    quantized_triton.linear_int4(x, codes.view(torch.uint8)[:, ::2].contiguous(), groups)
+    halves = codes.view(torch.uint8)[:, ::2].contiguous()
+    quantized_triton.linear_int4(x, halves, groups)
+    quantized_triton.written_out_int4(halves, groups, inputs=4096, dtype=torch.bfloat16)
     for dtype in (torch.bfloat16, torch.float32):
         logits = torch.empty(64, 128256, dtype=dtype)
         draw_triton.draw(logits, None)

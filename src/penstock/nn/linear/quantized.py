@@ -196,8 +196,18 @@ class Int4Linear(_Quantized):
             scales = scales.transpose(1, 2).flatten(0, 1)[: self.out_features]
         else:
             whole = from_halves(codes)
-        each = scales.repeat_interleave(GROUP, dim=1)[:, : self.in_features]
-        return (whole[:, : self.in_features].float() - 8) * each
+        return _values(whole, scales)[:, : self.in_features]
+
+    def matrix_for(self, like: Tensor) -> Float[Tensor, "outputs inputs"]:
+        """Return the matrix in the dtype of `like`, a factor of a product with it.
+
+        A compiler takes the matrices of two factors for two, and so keeps neither. Where it sees that the
+        forward and the backward pass write out the same one, it keeps it in between: the size of the model.
+        """
+        if self.is_native:
+            return self.matrix().to(like.dtype)
+        out: Tensor = torch.ops.penstock.written_out_int4(self.codes, self.scales, like, self.in_features)
+        return out
 
     def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
         """Return the layer's outputs, [..., outputs]; a token's result does not depend on other tokens."""
@@ -212,9 +222,10 @@ class Int4Linear(_Quantized):
                 return self._with_bias(self._by_tinygemm(whole))
             return self._with_bias(torch.ops.penstock.few_int4(whole, self.codes, self.scales))
         if x.device.type != "cpu":
-            return self._with_bias(functional.linear(x, self.matrix().to(x.dtype)))
+            return self._with_bias(functional.linear(x, self.matrix_for(x)))
         if not self.rounds:
-            return self._with_bias(functional.linear(x.float(), self.matrix()).to(x.dtype))
+            exact = x.float()
+            return self._with_bias(functional.linear(exact, self.matrix_for(exact)).to(x.dtype))
         tokens, factors = to_int8(x.flatten(0, -2))
         sums = functional.linear(tokens.float(), self.matrix()) * factors.unsqueeze(-1)
         return self._with_bias(sums.to(x.dtype).view(*x.shape[:-1], self.out_features))
@@ -246,10 +257,8 @@ class Int4Linear(_Quantized):
 
         On CPUs that is float32, exactly; on GPUs it has the dtype of activations.
         """
-        matrix = self.matrix()
-        if g.device.type == "cpu":
-            return (g.float() @ matrix).to(g.dtype)
-        return g @ matrix.to(g.dtype)
+        exact = g.float() if g.device.type == "cpu" else g
+        return (exact @ self.matrix_for(exact)).to(g.dtype)
 
 
 class Float8Linear(_Quantized):
@@ -312,13 +321,38 @@ def _few_int4(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
         return linear_int4(x.flatten(0, -2), codes, scales).view(*x.shape[:-1], len(codes))
 
 
+def _values(codes: Tensor, scales: Tensor) -> Tensor:
+    """Return the float32 numbers of codes of 4 bits and the scales of their groups."""
+    each = scales.repeat_interleave(GROUP, dim=1)[:, : codes.shape[1]]
+    return (codes.float() - 8) * each
+
+
+def _written_out_int4(codes: Tensor, scales: Tensor, like: Tensor, inputs: int) -> Tensor:
+    if not has_triton(codes.device):
+        return _values(from_halves(codes), scales.float())[:, :inputs].to(like.dtype)
+    from penstock.nn.linear.quantized_triton import written_out_int4
+
+    with on_device_of(codes):
+        return written_out_int4(codes, scales, inputs=inputs, dtype=like.dtype)
+
+
 def _shape(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:  # noqa: ARG001
     return x.new_empty(*x.shape[:-1], len(codes))
+
+
+def _shape_of_matrix(codes: Tensor, scales: Tensor, like: Tensor, inputs: int) -> Tensor:  # noqa: ARG001
+    return codes.new_empty(len(codes), inputs, dtype=like.dtype)
 
 
 torch.library.define("penstock::round_rows", "(Tensor x) -> (Tensor, Tensor)")
 torch.library.impl("penstock::round_rows", "CompositeExplicitAutograd", _round_rows)
 torch.library.register_fake("penstock::round_rows", _rounded_shape)
+
+torch.library.define(
+    "penstock::written_out_int4", "(Tensor codes, Tensor scales, Tensor like, int inputs) -> Tensor"
+)
+torch.library.impl("penstock::written_out_int4", "CompositeExplicitAutograd", _written_out_int4)
+torch.library.register_fake("penstock::written_out_int4", _shape_of_matrix)
 
 for _name, _product in (("few_int8", _few_int8), ("few_int4", _few_int4)):
     torch.library.define(f"penstock::{_name}", "(Tensor x, Tensor codes, Tensor scales) -> Tensor")

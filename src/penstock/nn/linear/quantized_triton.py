@@ -1,5 +1,5 @@
 """Products of few tokens and an int8 or int4 matrix in Triton, for GPUs; the matrix is never expanded in
-memory.
+memory. For many tokens an int4 matrix is written out, in one pass over its codes.
 
 Such a product takes the time of reading its matrix. A program has some outputs and all tokens (at
 most 64), converts codes to the tokens' dtype in registers, and multiplies. The matrix is
@@ -17,6 +17,8 @@ from torch import Tensor
 
 _PROGRAMS = 128
 """Programs that fill a GPU."""
+_BYTES = 1024
+"""Bytes of codes that a program writes out."""
 
 
 def linear_int8(
@@ -44,6 +46,22 @@ def linear_int4(
         HALF=half // groups, TOKENS=tokens, OUTPUTS=outputs, GROUPS=inputs * groups // (2 * half),
         num_stages=stages,
     )  # fmt: skip
+    return out
+
+
+def written_out_int4(
+    codes: UInt8[Tensor, "outputs half_inputs"],
+    scales: BFloat16[Tensor, "outputs groups"],
+    *,
+    inputs: int,
+    dtype: torch.dtype,
+) -> Float[Tensor, "outputs inputs"]:
+    """Return the matrix of codes and scales; two codes a byte, stored by `rounding.to_halves`."""
+    out = codes.new_empty(len(codes), inputs, dtype=dtype)
+    half, groups = codes.shape[1], scales.shape[1]
+    _write_out_int4[(len(codes), triton.cdiv(half, _BYTES))](
+        codes, scales, out, half, groups, inputs, HALF=half // groups, BYTES=_BYTES
+    )
     return out
 
 
@@ -115,3 +133,20 @@ def _multiply_int4(
             sums += tl.dot(tl.reshape(numbers, [OUTPUTS, GROUPS * HALF]), x_it, input_precision="tf32x3")
     at = out + token[None, :] * num_outputs + output[:, None]
     tl.store(at, sums.to(out.dtype.element_ty), mask=is_output[:, None] & is_token[None, :])
+
+
+@triton.jit
+def _write_out_int4(
+    codes, scales, out, num_bytes, num_groups, num_inputs, HALF: tl.constexpr, BYTES: tl.constexpr,
+):  # fmt: skip
+    """HALF: bytes of a group. A program writes a part of a row."""
+    row, byte = tl.program_id(0).to(tl.int64), tl.program_id(1) * BYTES + tl.arange(0, BYTES)
+    both = tl.load(codes + row * num_bytes + byte, mask=byte < num_bytes, other=0)
+    group = byte // HALF
+    scale = tl.load(scales + row * num_groups + group, mask=group < num_groups, other=0.0).to(tl.float32)
+    column = group * (2 * HALF) + byte % HALF
+    for half in tl.static_range(2):
+        code = (both >> 4) if half else (both & 15)
+        numbers = (_floats(code, 8) * scale).to(out.dtype.element_ty)
+        here = column + half * HALF
+        tl.store(out + row * num_inputs + here, numbers, mask=here < num_inputs)
