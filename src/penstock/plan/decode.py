@@ -33,8 +33,11 @@ BAND = 0.2
 _READ_SHARE = {16: 0.83, 8: 0.70, 4: 0.60}
 """Share of the memory bandwidth that matrix-vector products reach, by bits per weight: gpt-fast's authors
 report 1,700 of 2,039 GB/s; 8 and 4 bits are *fitted* to their Llama 2 70B on one A100."""
-_KERNELS = {True: 13, False: 23}
-"""Number of kernels of a block in one decode step, compiled or not: counted on the null GPU."""
+_KERNELS = {True: 13, False: 25}
+"""Number of kernels of a block in one decode step, compiled (counted on the null GPU) or not (on an H200)."""
+_BY_NUMBER = {True: 1.0, False: 0.5}
+"""Speed of passes over activations relative to that of passes over memory: kernels that are not compiled read
+parts of merged rows and turned halves by the number, not 16 bytes at a time."""
 _KERNEL_S: Mapping[Architecture, float] = {"hopper": GAP_S, "blackwell": GAP_S}
 """Seconds to fill and empty the device around a small kernel in a CUDA graph, where known."""
 _KERNEL_OLDER_S = 4.15e-6
@@ -139,8 +142,8 @@ def predict_decode(job: DecodeJob, cluster: Cluster, constants: Constants = FITT
     compute = max(0.0, multiplied - _weight_bytes(job) / bytes_s)  # the cache is read before or after
     message = _all_reduce_s(job, cluster, tokens=job.batch)
     launches = blocks * _KERNELS[job.compiled] * _KERNEL_S.get(device.architecture, _KERNEL_OLDER_S)
-    moved = blocks * block_passes(_forward(job)) * job.batch / job.tensor
-    kernels = launches + moved / (constants.memory * device.memory_gb_s * 1e9)
+    moved = blocks * _passes(job) * job.batch / job.tensor
+    kernels = launches + moved / (_BY_NUMBER[job.compiled] * constants.memory * device.memory_gb_s * 1e9)
     collectives = blocks * 2 * message
     busy = memory + compute + kernels + collectives
     host = 0.0 if job.graphs else max(0.0, blocks * _HOST_BLOCK_S - busy)
@@ -156,6 +159,20 @@ def predict_decode(job: DecodeJob, cluster: Cluster, constants: Constants = FITT
         device_bytes=held,
         band=BAND,
     )
+
+
+def _passes(job: DecodeJob) -> float:
+    """Return the bytes per token that a block moves, without its products.
+
+    Not compiled, a block reads and writes numbers as many times as its kernels do: of the hidden width, two
+    norms (4) and two sums (6); of queries and keys, attention (2) and the rotation: negate a half (1), join
+    the halves (2), multiply twice (4), add (3); of the feed-forward width, the gate (2) and its product (3).
+    """
+    if job.compiled:
+        return block_passes(_forward(job))
+    model = job.model
+    turned = (model.num_attention_heads + model.key_value_heads) * model.size_of_head
+    return 2.0 * (10 * model.hidden_size + 12 * turned + 5 * model.intermediate_size)
 
 
 def _all_reduce_s(job: DecodeJob, cluster: Cluster, *, tokens: int) -> float:
