@@ -298,7 +298,7 @@ class Kernel(NamedTuple):
 
 
 def profiled(device: torch.device, work: Callable[[], Any]) -> tuple[float, dict[str, Kernel]]:
-    """Return the seconds that a device computes while `work` runs, and its longest kernels by name.
+    """Return the seconds that a device computes while `work` runs, and its kernels by name, the longest first.
 
     What the host does is not recorded, which would slow it. On a CPU kernels are torch's operators.
     """
@@ -317,19 +317,19 @@ def profiled(device: torch.device, work: Callable[[], Any]) -> tuple[float, dict
             name = event.name[:_MOST_NAME]
             seconds, count = longest.get(name, Kernel(0.0, 0))
             longest[name] = Kernel(seconds + end - start, count + 1)
-    top = sorted(longest.items(), key=lambda item: -item[1].seconds)[:_MOST_KERNELS]
-    return busy_seconds(spans), dict(top)
+    return busy_seconds(spans), dict(sorted(longest.items(), key=lambda item: -item[1].seconds))
 
 
 def per_step(kernels: Mapping[str, Kernel], steps: int) -> dict[str, dict[str, float]]:
-    """Return what rows say of kernels: `kernels_ms` and `kernels_count` of one of so many steps, by name.
+    """Return what rows say of the first kernels: `kernels_ms` and `kernels_count` of one of so many steps.
 
     >>> per_step({"gemm": Kernel(0.004, 6)}, 2)
     {'kernels_ms': {'gemm': 2.0}, 'kernels_count': {'gemm': 3.0}}
     """
+    first = [*kernels.items()][:_MOST_KERNELS]
     return {
-        "kernels_ms": {name: 1e3 * kernel.seconds / steps for name, kernel in kernels.items()},
-        "kernels_count": {name: kernel.count / steps for name, kernel in kernels.items()},
+        "kernels_ms": {name: 1e3 * kernel.seconds / steps for name, kernel in first},
+        "kernels_count": {name: kernel.count / steps for name, kernel in first},
     }
 
 
