@@ -529,7 +529,6 @@ class Kernels:
             f"the likeliest of {count} rows",
             {OURS: lambda: [partial(choose, logits, None)], "torch": lambda: [partial(logits.argmax, -1)]},
             read=read,
-            as_graph=False,
         )
         others = {"torch": lambda: [sorted_by_torch]}
         if importlib.util.find_spec("flashinfer"):

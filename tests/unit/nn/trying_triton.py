@@ -98,6 +98,15 @@ def the_same_tokens_are_drawn_as_by_plain_torch(logits, chosen, drawn):
     assert draw_triton.draw(logits, None).tolist() == choose_plain(logits, None).tolist()
 
 
+def the_first_of_the_largest_is_drawn_from_any_part_of_a_row():
+    for rows, vocab in ((1, 3 * draw_triton.BLOCK + 5), (2, 4 * draw_triton.BLOCK + 1), (3, 40)):
+        logits = torch.randint(-3, 4, (rows, vocab)).float()  # equals in every part
+        logits[0, : draw_triton.BLOCK] = -torch.inf  # nothing in the first part
+        assert draw_triton.draw(logits, None).tolist() == choose_plain(logits, None).tolist()
+        logits[0, -1], logits[-1, 0] = torch.nan, torch.nan
+        assert draw_triton.draw(logits, None).tolist() == choose_plain(logits, None).tolist()
+
+
 def rows_are_drawn_however_they_lie_in_memory():
     logits = torch.randn(3, 500)
     wanted = settings_tensor([Sampling(top_p=0.9)] * 3, [0.1, 0.5, 0.9], vocab=500)
@@ -131,6 +140,8 @@ def interpret():
     rows_are_rounded_to_float8_as_by_plain_torch()
     draw_triton.BLOCK = 256  # so that rows have several blocks
     the_same_tokens_are_drawn_as_by_plain_torch()
+    draw_triton._PROGRAMS = 4  # of 2 rows each part has more than a block
+    the_first_of_the_largest_is_drawn_from_any_part_of_a_row()
     rows_are_drawn_however_they_lie_in_memory()
     paged_triton.SPLIT, paged_triton._MOST_PARTS = 32, 2
     any_layout_is_attended_as_written_out()
@@ -217,7 +228,7 @@ def compile_for_gpus():
         (paged_triton, ("_attend", "_add_up", "_store")),
         (quantized_triton, ("_multiply_int8", "_multiply_int4", "_write_out_int4")),
         (float8_triton, ("_round",)),
-        (draw_triton, ("_draw",)),
+        (draw_triton, ("_draw", "_largest_of_parts", "_largest")),
     ):
         for name in names:
             setattr(module, name, Compiler(getattr(module, name)))

@@ -1,6 +1,9 @@
-"""The sampling of `sampling.filters` in one Triton kernel, for GPUs: one launch, and the host never waits.
+"""The sampling of `sampling.filters` in Triton kernels, for GPUs; the host never waits.
 
-A program has one row and passes over it a few times:
+Greedy rows alone need the first of the largest logits: programs with a part of a row each read the logits
+once, and a second launch takes the largest of each row's parts.
+
+For other settings there is one launch. A program has one row and passes over it a few times:
 
     largest logit | top-k: 3 passes | top-p: 3 passes | total, with min-p only | look up the random number
 
@@ -29,7 +32,9 @@ STAGES = tl.constexpr(5)
 """Blocks whose reads are in flight."""
 _INFINITE, _NEVER = tl.constexpr(0xFF800000), tl.constexpr(0x007FFFFF)  # the keys of inf and -inf
 _BINS = 2048
-_WARPS = 16
+_WARPS, _WARPS_OF_PART = 16, 4
+_PROGRAMS = 1024
+"""Parts of rows that fill a GPU."""
 
 
 def draw(
@@ -48,21 +53,67 @@ def draw(
         logits = logits.contiguous()
     rows, vocab = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    is_greedy = settings is None
-    sums = torch.empty(0 if is_greedy else rows, _BINS, dtype=torch.int64, device=logits.device)
     with on_device_of(logits):
+        if settings is None:
+            _draw_greedy(logits, tokens)
+            return tokens
+        sums = torch.empty(rows, _BINS, dtype=torch.int64, device=logits.device)
         _draw[(rows,)](
-            logits, logits.stride(0), vocab, tokens if is_greedy else settings, sums, tokens,
-            IS_GREEDY=is_greedy, PASSES=2 if logits.dtype == torch.bfloat16 else 3,
-            BLOCK=BLOCK, BINS=_BINS, num_warps=_WARPS,
+            logits, logits.stride(0), vocab, settings, sums, tokens,
+            PASSES=2 if logits.dtype == torch.bfloat16 else 3, BLOCK=BLOCK, BINS=_BINS, num_warps=_WARPS,
         )  # fmt: skip
     return tokens
+
+
+def _draw_greedy(logits: Tensor, tokens: Tensor) -> None:
+    rows, vocab = logits.shape
+    num_blocks = triton.cdiv(vocab, BLOCK)
+    blocks = triton.cdiv(num_blocks, max(1, min(num_blocks, _PROGRAMS // rows)))  # of a part
+    num_parts = triton.cdiv(num_blocks, blocks)
+    found = torch.empty(rows, num_parts, dtype=torch.int64, device=logits.device)
+    _largest_of_parts[(rows, num_parts)](
+        logits, logits.stride(0), vocab, blocks * BLOCK, found, BLOCK=BLOCK, num_warps=_WARPS_OF_PART
+    )
+    _largest[(rows,)](found, num_parts, tokens, PARTS=triton.next_power_of_2(num_parts), num_warps=1)
+
+
+@triton.jit
+def _largest_of_parts(logits, stride, vocab, size, found, BLOCK: tl.constexpr):
+    """found: [rows, parts] int64: the key of a part's largest logit above the complement of its first id."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    most, first = _most(
+        logits + row * stride, part * size, tl.minimum((part + 1) * size, vocab), vocab, BLOCK
+    )
+    both = ((most.to(tl.int64) - 2147483648) << 32) + (2147483647 - first)
+    tl.store(found + row * tl.num_programs(1) + part, both)
+
+
+@triton.jit
+def _largest(found, num_parts, tokens, PARTS: tl.constexpr):
+    row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
+    both = tl.max(tl.load(found + row * num_parts + part, mask=part < num_parts, other=-(2**63)))
+    most, token = ((both >> 32) + 2147483648).to(tl.uint32), 2147483647 - (both & 0xFFFFFFFF)
+    tl.store(tokens + row, tl.where((most >= _INFINITE) | (most <= _NEVER), -1, token))
+
+
+@triton.jit
+def _most(logits, start, stop, vocab, BLOCK: tl.constexpr):
+    """Return the largest key of the ids from `start` to `stop`, and the first id that has it."""
+    offsets = tl.arange(0, BLOCK)
+    largest = tl.zeros([BLOCK], dtype=tl.uint32)
+    first = tl.zeros([BLOCK], dtype=tl.int32)
+    for begin in tl.range(start, stop, BLOCK, num_stages=STAGES):
+        key = _keys(logits, begin + offsets, vocab)
+        first = tl.where(key > largest, begin + offsets, first)
+        largest = tl.maximum(key, largest)
+    most = tl.max(largest)
+    return most, tl.min(tl.where(largest == most, first, vocab)).to(tl.int64)
 
 
 @triton.jit
 def _draw(
     logits, stride, vocab, settings, sums, tokens,
-    IS_GREEDY: tl.constexpr, PASSES: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr,
+    PASSES: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     """settings: [rows, 5] float64. sums: [rows, BINS] int64, any values. PASSES: of a radix select."""
     row = tl.program_id(0).to(tl.int64)
@@ -78,7 +129,7 @@ def _draw(
     token = tl.min(tl.where(largest == most, first, vocab)).to(tl.int64)
     if (most >= _INFINITE) | (most <= _NEVER):
         token = tl.full([], -1, dtype=tl.int64)
-    elif not IS_GREEDY:
+    else:
         settings += row * 5
         scale = tl.load(settings).to(tl.float32)
         top_k, top_p, min_p = tl.load(settings + 1), tl.load(settings + 2), tl.load(settings + 3)
