@@ -141,7 +141,7 @@ class Int8Linear(_Quantized):
             return self._with_bias(torch.ops.penstock.few_int8(x, self.codes, self.scales))
         if not self.rounds:
             exact = x if x.device.type != "cpu" else x.float()
-            sums = functional.linear(exact, self.codes.to(exact.dtype)) * self.scales
+            sums = functional.linear(exact, torch.ops.penstock.cast_for(self.codes, exact)) * self.scales
             return self._with_bias(sums.to(x.dtype))
         tokens, factors = to_int8(x.flatten(0, -2))
         sums = torch._int_mm(tokens, self.codes.t()).float() * self.scales * factors.unsqueeze(-1)
@@ -150,7 +150,7 @@ class Int8Linear(_Quantized):
     def gradient(self, g: Float[Tensor, "... outputs"]) -> Float[Tensor, "... inputs"]:
         """Return the gradient of tokens from that of outputs: by the matrix of the forward pass, exactly."""
         codes = from_panels(self.codes, self.out_features) if self.is_native else self.codes
-        return (g * self.scales[: self.out_features]).to(g.dtype) @ codes.to(g.dtype)
+        return (g * self.scales[: self.out_features]).to(g.dtype) @ torch.ops.penstock.cast_for(codes, g)
 
 
 class Int4Linear(_Quantized):
@@ -199,11 +199,7 @@ class Int4Linear(_Quantized):
         return _values(whole, scales)[:, : self.in_features]
 
     def matrix_for(self, like: Tensor) -> Float[Tensor, "outputs inputs"]:
-        """Return the matrix in the dtype of `like`, a factor of a product with it.
-
-        A compiler takes the matrices of two factors for two, and so keeps neither. Where it sees that the
-        forward and the backward pass write out the same one, it keeps it in between: the size of the model.
-        """
+        """Return the matrix in the dtype of `like`, the other factor of a product."""
         if self.is_native:
             return self.matrix().to(like.dtype)
         out: Tensor = torch.ops.penstock.written_out_int4(self.codes, self.scales, like, self.in_features)
@@ -321,6 +317,14 @@ def _few_int4(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
         return linear_int4(x.flatten(0, -2), codes, scales).view(*x.shape[:-1], len(codes))
 
 
+def _cast_for(codes: Tensor, like: Tensor) -> Tensor:
+    return codes.to(like.dtype)
+
+
+def _cast_shape(codes: Tensor, like: Tensor) -> Tensor:
+    return torch.empty_like(codes, dtype=like.dtype)
+
+
 def _values(codes: Tensor, scales: Tensor) -> Tensor:
     """Return the float32 numbers of codes of 4 bits and the scales of their groups."""
     each = scales.repeat_interleave(GROUP, dim=1)[:, : codes.shape[1]]
@@ -347,6 +351,12 @@ def _shape_of_matrix(codes: Tensor, scales: Tensor, like: Tensor, inputs: int) -
 torch.library.define("penstock::round_rows", "(Tensor x) -> (Tensor, Tensor)")
 torch.library.impl("penstock::round_rows", "CompositeExplicitAutograd", _round_rows)
 torch.library.register_fake("penstock::round_rows", _rounded_shape)
+
+# A compiler that sees the forward and the backward pass write out one matrix keeps it in between: the size of
+# the model in bfloat16. These two are given the other factor of a product, so it sees two matrices.
+torch.library.define("penstock::cast_for", "(Tensor codes, Tensor like) -> Tensor")
+torch.library.impl("penstock::cast_for", "CompositeExplicitAutograd", _cast_for)
+torch.library.register_fake("penstock::cast_for", _cast_shape)
 
 torch.library.define(
     "penstock::written_out_int4", "(Tensor codes, Tensor scales, Tensor like, int inputs) -> Tensor"
