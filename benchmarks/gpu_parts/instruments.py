@@ -298,7 +298,7 @@ class Kernel(NamedTuple):
 
 
 def profiled(device: torch.device, work: Callable[[], Any]) -> tuple[float, dict[str, Kernel]]:
-    """Return the seconds that a device computes while `work` runs, and its kernels by name, the longest first.
+    """Return the seconds that a device computes while `work` runs, and its kernels, the longest first.
 
     What the host does is not recorded, which would slow it. On a CPU kernels are torch's operators.
     """

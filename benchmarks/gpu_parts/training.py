@@ -340,7 +340,8 @@ class Training:
         peak = peak_bytes(self.device) - others
         if not isinstance(trainer, Ours):
             return found, [], peak
-        waits = [record["data_wait_share"] for record in found if "data_wait_share" in record]
+        shares = found[1:] if self.device.type != "cpu" else found  # a GPU's are those of the step before
+        waits = [record["data_wait_share"] for record in shares if "data_wait_share" in record]
         return [record["step_s"] for record in found], waits, peak
 
     def label(self, shape, recipe, name):

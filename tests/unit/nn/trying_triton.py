@@ -99,8 +99,8 @@ def the_same_tokens_are_drawn_as_by_plain_torch(logits, chosen, drawn):
 
 
 def the_first_of_the_largest_is_drawn_from_any_part_of_a_row():
-    for rows, vocab in ((1, 3 * draw_triton.BLOCK + 5), (2, 4 * draw_triton.BLOCK + 1), (3, 40)):
-        logits = torch.randint(-3, 4, (rows, vocab)).float()  # equals in every part
+    for shape in ((1, 3 * draw_triton.BLOCK + 5), (2, 4 * draw_triton.BLOCK + 1), (3, 40)):
+        logits = torch.randint(-3, 4, shape).float()  # equals in every part
         logits[0, : draw_triton.BLOCK] = -torch.inf  # nothing in the first part
         assert draw_triton.draw(logits, None).tolist() == choose_plain(logits, None).tolist()
         logits[0, -1], logits[-1, 0] = torch.nan, torch.nan

@@ -33,8 +33,8 @@ STAGES = tl.constexpr(5)
 _INFINITE, _NEVER = tl.constexpr(0xFF800000), tl.constexpr(0x007FFFFF)  # the keys of inf and -inf
 _BINS = 2048
 _WARPS, _WARPS_OF_PART = 16, 4
-_PROGRAMS = 1024
-"""Parts of rows that fill a GPU."""
+_PROGRAMS, _MOST_PARTS = 1024, 32
+"""Parts of rows that fill a GPU, and the most of a row."""
 
 
 def draw(
@@ -68,19 +68,20 @@ def draw(
 def _draw_greedy(logits: Tensor, tokens: Tensor) -> None:
     rows, vocab = logits.shape
     num_blocks = triton.cdiv(vocab, BLOCK)
-    blocks = triton.cdiv(num_blocks, max(1, min(num_blocks, _PROGRAMS // rows)))  # of a part
+    blocks = triton.cdiv(num_blocks, max(1, min(_MOST_PARTS, _PROGRAMS // rows)))  # of a part
     num_parts = triton.cdiv(num_blocks, blocks)
     found = torch.empty(rows, num_parts, dtype=torch.int64, device=logits.device)
     _largest_of_parts[(rows, num_parts)](
-        logits, logits.stride(0), vocab, blocks * BLOCK, found, BLOCK=BLOCK, num_warps=_WARPS_OF_PART
+        logits, logits.stride(0), vocab, blocks, found, BLOCK=BLOCK, num_warps=_WARPS_OF_PART
     )
-    _largest[(rows,)](found, num_parts, tokens, PARTS=triton.next_power_of_2(num_parts), num_warps=1)
+    _largest[(rows,)](found, num_parts, tokens, PARTS=_MOST_PARTS, num_warps=1)
 
 
-@triton.jit
-def _largest_of_parts(logits, stride, vocab, size, found, BLOCK: tl.constexpr):
+# one program for any number of rows: none is compiled in mid-service
+@triton.jit(do_not_specialize=["blocks"])
+def _largest_of_parts(logits, stride, vocab, blocks, found, BLOCK: tl.constexpr):
     """found: [rows, parts] int64: the key of a part's largest logit above the complement of its first id."""
-    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, part, size = tl.program_id(0).to(tl.int64), tl.program_id(1), blocks * BLOCK
     most, first = _most(
         logits + row * stride, part * size, tl.minimum((part + 1) * size, vocab), vocab, BLOCK
     )
@@ -88,7 +89,7 @@ def _largest_of_parts(logits, stride, vocab, size, found, BLOCK: tl.constexpr):
     tl.store(found + row * tl.num_programs(1) + part, both)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_parts"])
 def _largest(found, num_parts, tokens, PARTS: tl.constexpr):
     row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
     both = tl.max(tl.load(found + row * num_parts + part, mask=part < num_parts, other=-(2**63)))
