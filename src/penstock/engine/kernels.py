@@ -1,7 +1,7 @@
 """Kernels of an engine: attention over pages and products of few tokens, chosen once its weights are loaded.
 
 On CPUs there is nothing to choose: the C++ operators alone give answers that do not depend on neighbours.
-With `batch_invariant` the first kernels compute: which others take a step depends on the tokens in it.
+With `batch_invariant` the kernels in Triton compute: which others take a step depends on the tokens in it.
 """
 
 from typing import Any

@@ -29,7 +29,7 @@ class PagedCache:
         kv_heads: key-value heads of this rank.
         dtype: dtype of the model, or int8.
         has_singles: False: shares of one token are attended by the kernel of longer ones.
-        kernels: as in `PagedStep`; None: the first of each.
+        kernels: as in `PagedStep`; None: Triton.
     """
 
     def __init__(

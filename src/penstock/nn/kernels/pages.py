@@ -114,7 +114,7 @@ class PagedStep:
     num_singles: int
     """Number of shares at the front that have one token each."""
     kernels: Mapping[str, str] = field(default_factory=dict)
-    """Operation of paged.py -> name of its kernel; those that are missing: the first of each."""
+    """Operation of paged.py -> name of its kernel; those that are missing: Triton."""
 
     @classmethod
     def from_arrays(
