@@ -23,7 +23,7 @@ ROWS = 64
 """Tokens of a product: a GPU reads a matrix once for as many in little more time than for one."""
 _FEW_HEADS = 4
 """Query heads of a key-value head up to which codes of 8 bits are attended in another order for few tokens
-(FEW_ROWS in nn/native/attention_task.h)."""
+(FEW_ROWS in nn/native/attention/task.h)."""
 
 
 def check_batch_invariant(config: EngineConfig, model: LlamaConfig, device: torch.device) -> None:

@@ -10,7 +10,7 @@ keys[table[p // block_size], :, p % block_size]. The tokens of a step are concat
 `PagedStep`, made once a step, says which sequence each token belongs to. The tokens of one sequence in a
 step are its share.
 
-On CPUs one C++ operator attends (nn/native/paged_attention.cpp), on NVIDIA GPUs kernels in Triton
+On CPUs one C++ operator attends (nn/native/attention/paged.cpp), on NVIDIA GPUs kernels in Triton
 (paged_triton.py), or for single tokens and for prompts the candidate that was measured to be faster
 (devices/kernel_choice.py). Plain PyTorch is their reference and the fallback for other types and devices. It
 attends single tokens together over gathered pages, and longer shares one by one.

@@ -16,7 +16,7 @@ from penstock.core.native_build import NotBuilt, Unit, find_compiler, library_if
 
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
-LOOPS = ("attention_bfloat16.cpp", "attention_float.cpp", "product.cpp")
+LOOPS = ("attention/bfloat16.cpp", "attention/float.cpp", "product.cpp")
 """Units that include nothing of torch's."""
 __all__ = ["NotBuilt", "built_library", "unit"]
 
@@ -56,7 +56,8 @@ def _unit_of(names: Sequence[str]) -> str:
 
 
 def _sources_of_tensors() -> list[str]:
-    return [file.name for file in _sources() if file.suffix == ".cpp" and file.name not in LOOPS]
+    names = [file.relative_to(SOURCES).as_posix() for file in _sources() if file.suffix == ".cpp"]
+    return [name for name in names if name not in LOOPS]
 
 
 def _compiler() -> str:
@@ -64,4 +65,6 @@ def _compiler() -> str:
 
 
 def _sources() -> list[Path]:
-    return sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")])
+    """Return all files, those of this folder first: the compiler is told the folder of the first one."""
+    found = (file for pattern in ("*.cpp", "*.h") for file in SOURCES.rglob(pattern))
+    return sorted(found, key=lambda file: (len(file.parts), file.name))

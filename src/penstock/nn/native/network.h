@@ -18,7 +18,7 @@
 #include <map>
 
 #include "adapted.h"
-#include "attention.h"
+#include "attention/attention.h"
 #include "exchange.h"
 #include "gate.h"
 #include "norm.h"

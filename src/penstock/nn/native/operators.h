@@ -1,4 +1,4 @@
-// The operators that a block in one call is made of (block.cpp): norm.cpp, linear.cpp, paged_attention.cpp, gate.cpp
+// The operators that a block in one call is made of (block.cpp): norm.cpp, linear.cpp, attention/paged.cpp, gate.cpp
 // and rotary.cpp define them.
 #pragma once
 

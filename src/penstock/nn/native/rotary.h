@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "page_rows.h"
+#include "attention/page_rows.h"
 #include "threads.h"
 
 namespace penstock::rotary {

@@ -10,9 +10,9 @@
 
 #include <optional>
 
-#include "attention.h"
+#include "attention/attention.h"
 #include "matrix.h"
-#include "page_rows.h"
+#include "attention/page_rows.h"
 #include "product.h"
 
 namespace penstock {

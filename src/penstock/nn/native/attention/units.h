@@ -1,8 +1,8 @@
 // The units of attention, one after the other: their parts, and what becomes of partial results.
 #pragma once
 
-#include "attention.h"
-#include "attention_part.h"
+#include "attention/attention.h"
+#include "attention/part.h"
 
 namespace penstock::attention {
 

@@ -13,7 +13,7 @@
 #include <atomic>
 #include <vector>
 
-#include "attention_task.h"
+#include "attention/task.h"
 #include "threads.h"
 
 namespace penstock::attention {
@@ -87,7 +87,7 @@ Plan cut(const Task<T, P>& task, int64_t num_shares, const int32_t* kept = nullp
 }
 
 // next: 0 before; units differ in length, so threads take them as they come free. Compiled for each type of tokens on
-// its own (attention_float.cpp, attention_bfloat16.cpp).
+// its own (float.cpp, bfloat16.cpp).
 template <class T, class P>
 void attend(Threads& threads, const Task<T, P>& task, const Plan& plan, Partials& partials, std::atomic<int64_t>& next);
 

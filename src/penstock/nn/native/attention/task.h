@@ -4,7 +4,7 @@
 #include <limits>
 #include <vector>
 
-#include "page_rows.h"
+#include "attention/page_rows.h"
 
 namespace penstock::attention {
 

@@ -1,5 +1,5 @@
 // Attention of float32 queries, over pages of their type and of 8 bits.
-#include "attention_units.h"
+#include "attention/units.h"
 
 namespace penstock::attention {
 

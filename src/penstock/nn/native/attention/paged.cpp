@@ -1,6 +1,6 @@
 // Attention over pages as an operator; see attention.h.
 
-#include "attention.h"
+#include "attention/attention.h"
 #include "tensors.h"
 #include "threads.h"
 

@@ -6,7 +6,7 @@
 // took twice the instructions, and those, not memory, were the limit.
 #pragma once
 
-#include "attention_few.h"
+#include "attention/few.h"
 
 namespace penstock::attention {
 

@@ -1,10 +1,10 @@
 // Attention of a few or many queries over one part of a sequence's pages.
 //
-// Few rows read keys and values where they lie (attention_few.h). Many rows first lay a part out as a matrix
+// Few rows read keys and values where they lie (few.h). Many rows first lay a part out as a matrix
 // product wants it (tile.h), so that it is paid once for all of them.
 #pragma once
 
-#include "attention_codes.h"
+#include "attention/codes.h"
 
 namespace penstock::attention {
 

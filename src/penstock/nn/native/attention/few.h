@@ -6,7 +6,7 @@
 // 2 KiB here and one there, where the CPU cannot guess on, and took 1.4 to 2 times as long.
 #pragma once
 
-#include "attention_task.h"
+#include "attention/task.h"
 #include "tile.h"
 
 namespace penstock::attention {

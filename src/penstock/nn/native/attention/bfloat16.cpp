@@ -1,5 +1,5 @@
 // Attention of bfloat16 queries, over pages of their type and of 8 bits.
-#include "attention_units.h"
+#include "attention/units.h"
 
 namespace penstock::attention {
 

@@ -3,7 +3,7 @@
 // A page of 8 bits holds the rows of all its positions, `dim` codes from -127 to 127 each, and behind the last row the
 // scale of each, a float32 (nn/kernels/pages.py): one piece of memory, read in one stream. A row stands for codes times
 // scale. Codes are whole numbers that bfloat16 holds exactly, so kernels multiply
-// codes in the tokens' type, or as bytes (attention_codes.h), and put a key's scale to its scores and a value's to its
+// codes in the tokens' type, or as bytes (codes.h), and put a key's scale to its scores and a value's to its
 // weights.
 #pragma once
 
