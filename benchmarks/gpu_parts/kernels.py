@@ -23,11 +23,14 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from gpu_parts.instruments import (  # noqa: E402
+    GIB,
     attempt,
     canary,
     free,
     matrix_flops,
     memory_bytes_s,
+    peak_bytes,
+    reset_peak,
     run_cases,
     set_up,
     timed,
@@ -82,6 +85,7 @@ class Kernels:
     def __init__(self, part):
         self.part, self.device, self.is_tiny = part, part.device, part.is_tiny
         self._kernels = {}
+        self._peak_gib = {}  # by name and way: of the tensors while it was timed, its inputs too
         if self.is_tiny:
             self.heads, self.kv_heads, self.dim, self.hidden, self.wide = 4, 2, 16, 64, 128
             self.vocabulary, self.rows, self.length, self.document = 512, 2, 32, 9
@@ -127,6 +131,7 @@ class Kernels:
                 f"{name}: {way}", 100 * roofline_s / seconds, "% of the roofline",
                 us=1e6 * seconds, read_bytes=read, flops=flops, as_graph=is_graph,
                 **({"kernel": kernel} if kernel and way == OURS else {}),
+                peak_gib=self._peak_gib[name, way],
             )  # fmt: skip
         others = [way for way in found if not way.startswith(OURS)]
         if OURS in found and others:
@@ -326,6 +331,7 @@ class Kernels:
         for way, make in ways.items():
 
             def work(make=make):
+                reset_peak(self.device)
                 return timed(self.device, make(), for_s=0.005 if self.is_tiny else 0.2, as_graph=as_graph)
 
             is_slow = way.endswith("compiled") and not self.is_tiny
@@ -336,6 +342,7 @@ class Kernels:
                 needs_s=COMPILE_S if is_slow else 1.5,
                 is_optional=not way.startswith(OURS),
             )
+            self._peak_gib[name, way] = peak_bytes(self.device) / GIB
             free(self.device)
             if one is not None:
                 found[way] = one

@@ -113,10 +113,23 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the gradient times a scalar in a dtype, in one pass."""
+    """Return the gradient times a scalar in a dtype, in one pass.
+
+    On GPUs torch's kernel that casts too reads the numbers one by one: for the output matrix of 8B it took 2.2
+    ms on an H200, three times the memory's time.
+    """
     if gradient.dtype == dtype:
         return gradient.mul_(factor)
+    work = fused(_product_to_compile, _product) if has_triton(gradient.device) else _product
+    return work(gradient, factor, dtype)
+
+
+def _product(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.mul(gradient, factor, out=torch.empty_like(gradient, dtype=dtype))
+
+
+def _product_to_compile(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    return (gradient * factor).to(dtype)
 
 
 def _losses(

@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from penstock.nn.cross_entropy import _losses, _losses_to_compile, cross_entropy
+from penstock.nn.cross_entropy import (
+    _losses,
+    _losses_to_compile,
+    _product,
+    _product_to_compile,
+    cross_entropy,
+)
 from penstock.nn.head import OutputHead, Whole
 from penstock.testing.step_memory import LiveBytes
 from tests.head_adapters import adapted, drawn_adapter
@@ -185,3 +191,11 @@ def test_what_is_compiled_for_gpus_is_what_cpus_compute(dtype, keep):
         torch.testing.assert_close(found[1], expected[1], rtol=1e-6, atol=1e-6)
     else:
         assert found[1] is expected[1] is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_is_compiled_scales_gradients_as_torch_does(dtype):
+    gradient, factor = torch.randn(7, 33) * 1e-3, torch.tensor(0.37)
+    expected = (gradient.double() * factor.double()).float().to(dtype)  # exact in float64, rounded twice
+    for scaled in (_product, _product_to_compile):
+        assert torch.equal(scaled(gradient, factor, dtype), expected)

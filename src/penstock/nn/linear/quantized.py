@@ -150,7 +150,8 @@ class Int8Linear(_Quantized):
     def gradient(self, g: Float[Tensor, "... outputs"]) -> Float[Tensor, "... inputs"]:
         """Return the gradient of tokens from that of outputs: by the matrix of the forward pass, exactly."""
         codes = from_panels(self.codes, self.out_features) if self.is_native else self.codes
-        return (g * self.scales[: self.out_features]).to(g.dtype) @ torch.ops.penstock.cast_for(codes, g)
+        matrix: Tensor = torch.ops.penstock.cast_for(codes, g)
+        return (g * self.scales[: self.out_features]).to(g.dtype) @ matrix
 
 
 class Int4Linear(_Quantized):
