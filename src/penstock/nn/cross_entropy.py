@@ -115,8 +115,8 @@ class _ChunkedLoss(torch.autograd.Function):
 def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the gradient times a scalar in a dtype, in one pass.
 
-    On GPUs torch's kernel that casts too reads the numbers one by one: for the output matrix of 8B it took 2.2
-    ms on an H200, three times the memory's time.
+    On GPUs torch's kernel that casts too reads the numbers one by one: for the output matrix of 8B it took
+    2.2 ms on an H200, three times the memory's time.
     """
     if gradient.dtype == dtype:
         return gradient.mul_(factor)
