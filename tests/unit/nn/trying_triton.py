@@ -19,7 +19,7 @@ from penstock.engine.sampling_params import Sampling
 from penstock.nn.kernels import paged_triton
 from penstock.nn.kernels.pages import page_width
 from penstock.nn.linear import float8_triton, quantized_triton
-from penstock.nn.linear.float8 import LARGEST_EXPONENT, MANTISSA_OF_LARGEST, ROW, scaled
+from penstock.nn.linear.float8 import LARGEST_EXPONENT, MANTISSA_OF_LARGEST, ROW, power_of_two, scaled
 from penstock.nn.linear.rounding import GROUP, to_halves, to_int4, to_int8
 from tests.examples import examples
 from tests.paged_cases import a_layer, a_step, written_out
@@ -67,7 +67,7 @@ def check(
 @given(
     num_tokens=st.sampled_from([1, 5, 16, 33, 64]),
     outputs=st.sampled_from([1, 40, 64]),
-    groups=st.sampled_from([1, 4, 10]),
+    groups=st.sampled_from([1, 4, 8, 10]),
     dtype=st.sampled_from([torch.float32, torch.float16]),
 )
 @examples(15)
@@ -88,6 +88,57 @@ def products_are_those_of_the_numbers_that_codes_stand_for(num_tokens, outputs, 
     for inputs in (groups * GROUP, groups * GROUP - 5):
         out = quantized_triton.written_out_int4(to_halves(codes), scales, inputs=inputs, dtype=dtype)
         assert torch.equal(out, numbers[:, :inputs])
+
+
+def computed(ptx, *inputs):
+    """Return what lines of PTX leave in their outputs: of 32 bits, and bfloat16 by twos.
+
+    Args:
+        inputs: of `$n` and the registers after it, where the n registers before are outputs.
+    """
+    lines = [line for line in ptx.splitlines() if line.endswith(";") and not line.startswith(".")]
+    num_outputs = len({word for line in lines for word in re.findall(r"\$\d+", line)}) - len(inputs)
+    registers = {f"${num_outputs + i}": value for i, value in enumerate(inputs)}
+
+    def of(word):
+        return registers[word] if word in registers else int(word, 0)
+
+    def pair(value):
+        return torch.tensor([value & 0xFFFF, value >> 16], dtype=torch.int32).short().view(torch.bfloat16)
+
+    for line in lines:
+        name, *words = re.findall(r"[\w.$]+", line)
+        given = [of(word) for word in words[1:]]
+        if name == "mov.b32":
+            result = given[0]
+        elif name == "and.b32":
+            result = given[0] & given[1]
+        elif name == "shr.u32":
+            result = given[0] >> given[1]
+        elif name == "prmt.b32":
+            pool = (given[0] | given[1] << 32).to_bytes(8, "little")
+            result = int.from_bytes([pool[given[2] >> 4 * i & 7] for i in range(4)], "little")
+        elif name == "fma.rn.bf16x2":
+            a, b, c = (pair(value).double() for value in given)
+            low, high = ((a * b + c).bfloat16().view(torch.int16).int() & 0xFFFF).tolist()
+            result = low | high << 16
+        else:
+            raise NotImplementedError(line)
+        registers[words[0]] = result
+    return torch.cat([pair(registers[f"${i}"]) for i in range(num_outputs)])
+
+
+def ptx_widens_every_byte_exactly():
+    for first in range(0, 256, 4):
+        four = bytes(range(first, first + 4))
+        word, codes = int.from_bytes(four, "little"), torch.tensor(list(four))
+        expected = codes.to(torch.int8).bfloat16()
+        assert computed(quantized_triton._WIDEN_INT8.value, word).equal(expected)
+        scales = torch.tensor([0.0123, -3.4e-5, 1.0, 2.0**-120]).bfloat16()
+        both = [int(n) & 0xFFFF for n in scales.view(torch.int16)]
+        pairs = both[0] | both[1] << 16, both[2] | both[3] << 16
+        expected = torch.cat([(codes & 15) - 8, (codes >> 4) - 8]).bfloat16() * scales.repeat(2)
+        assert computed(quantized_triton._WIDEN_INT4.value, word, *pairs).equal(expected)
 
 
 @given(rows(), st.lists(samplings, min_size=5, max_size=5), st.lists(numbers, min_size=5, max_size=5))
@@ -120,19 +171,21 @@ def rows_are_drawn_however_they_lie_in_memory():
 
 @given(
     rows=st.integers(1, 4),
+    multiple=st.sampled_from([1, 3, 16]),
     columns=st.sampled_from([16, 48, 2000]),
     scale=st.sampled_from([0.0, 1e-30, 1.0, 448.0, 3e38]),
     dtype=st.sampled_from([torch.float32, torch.float16]),
 )
 @examples(30)
-def rows_are_rounded_to_float8_as_by_plain_torch(rows, columns, scale, dtype):
+def rows_are_rounded_to_float8_as_by_plain_torch(rows, multiple, columns, scale, dtype):
     x = (torch.randn(rows, columns).clamp(-1, 1) * scale).to(dtype)
     x[0, :2] *= torch.tensor([2.0**-12, 2.0**-14])  # codes below 2 ** -6
-    codes, exponents = float8_triton.rounded_rows(
-        x, largest_exponent=LARGEST_EXPONENT[torch.float8_e4m3fn], mantissa=MANTISSA_OF_LARGEST
+    codes, scales = float8_triton.rounded_rows(
+        x, multiple, largest_exponent=LARGEST_EXPONENT[torch.float8_e4m3fn], mantissa=MANTISSA_OF_LARGEST
     )
-    expected = scaled(x, ROW, torch.float8_e4m3fn)
-    assert exponents.equal(expected.exponents)
+    padded = torch.nn.functional.pad(x, (0, 0, 0, -rows % multiple))
+    expected = scaled(padded, ROW, torch.float8_e4m3fn)
+    assert scales.equal(power_of_two(expected.exponents))
     assert codes.view(torch.uint8).equal(expected.codes.view(torch.uint8))
 
 
@@ -146,6 +199,7 @@ def interpret():
     paged_triton.SPLIT, paged_triton._MOST_PARTS = 32, 2
     any_layout_is_attended_as_written_out()
     products_are_those_of_the_numbers_that_codes_stand_for()
+    ptx_widens_every_byte_exactly()
     # half a unit in the last place is 2^-12, of weights and of results up to about 2; of bfloat16 the
     # interpreter multiplies bits
     shape = {"heads": (4, 2), "block_size": 16, "head_dim": 32}
@@ -226,7 +280,7 @@ def compile_for_gpus():
     """Launch what an 8B model does."""
     for module, names in (
         (paged_triton, ("_attend", "_add_up", "_store")),
-        (quantized_triton, ("_multiply_int8", "_multiply_int4", "_write_out_int4")),
+        (quantized_triton, ("_few_int8", "_many_int8", "_few_int4", "_many_int4", "_write_out_int4")),
         (float8_triton, ("_round",)),
         (draw_triton, ("_draw", "_largest_of_parts", "_largest")),
     ):
@@ -240,13 +294,16 @@ def compile_for_gpus():
     keys = torch.zeros(num_blocks, 8, 16, 128, dtype=torch.bfloat16)
     token = torch.empty(1, 8, 21, 128, dtype=torch.bfloat16)
     paged_triton.store(token, token, keys, keys.clone(), step.slots)
-    x, codes = torch.empty(64, 4096, dtype=torch.bfloat16), torch.empty(6144, 4096, dtype=torch.int8)
-    quantized_triton.linear_int8(x, codes, torch.empty(6144))
-    float8_triton.rounded_rows(x, largest_exponent=8, mantissa=MANTISSA_OF_LARGEST)
-    groups = torch.empty(6144, 4096 // GROUP, dtype=torch.bfloat16)
-    halves = codes.view(torch.uint8)[:, ::2].contiguous()
-    quantized_triton.linear_int4(x, halves, groups)
-    quantized_triton.written_out_int4(halves, groups, inputs=4096, dtype=torch.bfloat16)
+    x = torch.empty(64, 4096, dtype=torch.bfloat16)
+    float8_triton.rounded_rows(x, 16, largest_exponent=8, mantissa=MANTISSA_OF_LARGEST)
+    for num_tokens, outputs in ((1, 6144), (64, 28672)):
+        codes = torch.empty(outputs, 4096, dtype=torch.int8)
+        quantized_triton.linear_int8(x[:num_tokens], codes, torch.empty(outputs))
+        halves = torch.empty(outputs, 2048, dtype=torch.uint8)
+        groups = torch.empty(outputs, 4096 // GROUP, dtype=torch.bfloat16)
+        quantized_triton.linear_int4(x[:num_tokens], halves, groups)
+        if num_tokens == 1:
+            quantized_triton.written_out_int4(halves, groups, inputs=4096, dtype=torch.bfloat16)
     for dtype in (torch.bfloat16, torch.float32):
         logits = torch.empty(64, 128256, dtype=dtype)
         draw_triton.draw(logits, None)

@@ -38,7 +38,8 @@ LARGEST_EXPONENT = {torch.float8_e4m3fn: 8, torch.float8_e5m2: 15}
 """Of the largest numbers, 448 and 57344: 1.75 x 2**exponent."""
 MANTISSA_OF_LARGEST = 0x600000
 """Of 1.75, in float32."""
-_NATIVE_MULTIPLE = 16  # the instructions need each dim to be a multiple of it
+NATIVE_MULTIPLE = 16
+"""Of which each dim has to be a multiple for the instructions."""
 _BLOCK = 32  # neighbours that share a scale in the block-scaled instructions
 
 
@@ -148,15 +149,30 @@ def product(
         fast: sum as the instructions do, on Hopper with some 14 bits (arXiv:2412.19437, section 3.3.2); else
             their partial sums are added up in float32. Of products of blocks nothing changes.
     """
+    if a.exponents.shape[1] == 1:
+        scales = power_of_two(a.exponents), power_of_two(b.exponents)
+        return product_of_rows(a.codes, b.codes, *scales, dtype, native=native, fast=fast)
     (m, k), n = a.codes.shape, b.codes.shape[0]
-    is_blocked = a.exponents.shape[1] > 1
-    of_k = _BLOCK if is_blocked else _NATIVE_MULTIPLE
-    if not native or dtype != torch.bfloat16 or m % _NATIVE_MULTIPLE or n % _NATIVE_MULTIPLE or k % of_k:
+    if not native or dtype != torch.bfloat16 or m % NATIVE_MULTIPLE or n % NATIVE_MULTIPLE or k % _BLOCK:
         return a.values(dtype) @ b.values(dtype).t()
-    if is_blocked:
-        return _blocked_product(a, b)
-    scales = power_of_two(a.exponents), power_of_two(b.exponents).t()
-    return torch._scaled_mm(a.codes, b.codes.t(), *scales, out_dtype=dtype, use_fast_accum=fast)
+    return _blocked_product(a, b)
+
+
+def product_of_rows(
+    a: Float[Tensor, "m k"],
+    b: Float[Tensor, "n k"],
+    a_scales: Float[Tensor, "m 1"],
+    b_scales: Float[Tensor, "n 1"],
+    dtype: torch.dtype,
+    *,
+    native: bool,
+    fast: bool = False,
+) -> Float[Tensor, "m n"]:
+    """Return a bᵀ in `dtype` of codes whose rows have a scale each, or all rows one: as `product`."""
+    (m, k), n = a.shape, b.shape[0]
+    if not native or dtype != torch.bfloat16 or any(size % NATIVE_MULTIPLE for size in (m, n, k)):
+        return (a.to(dtype) * a_scales.to(dtype)) @ (b.to(dtype) * b_scales.to(dtype)).t()
+    return torch._scaled_mm(a, b.t(), a_scales, b_scales.t(), out_dtype=dtype, use_fast_accum=fast)
 
 
 def _blocked_product(a: Scaled, b: Scaled) -> Tensor:

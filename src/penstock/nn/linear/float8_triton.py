@@ -16,34 +16,37 @@ _COLUMNS = 1024
 
 
 def rounded_rows(
-    x: Float[Tensor, "rows columns"], *, largest_exponent: int, mantissa: int
+    x: Float[Tensor, "rows columns"], multiple: int, *, largest_exponent: int, mantissa: int
 ) -> tuple[Tensor, Tensor]:
-    """Return codes [rows, columns] float8_e4m3fn and exponents [rows, 1] uint8, as `float8.scaled` has them.
+    """Return codes [rows, columns] float8_e4m3fn and scales [rows, 1] float32, as `float8.scaled` has them.
 
     Args:
+        multiple: of it is the number of rows returned; those that `x` lacks are zeros.
         largest_exponent, mantissa: of the largest number of the dtype, as in float8.py.
     """
-    codes = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    exponents = torch.empty(len(x), 1, dtype=torch.uint8, device=x.device)
-    _round[(len(x),)](
-        x.contiguous(), codes.view(torch.uint8), exponents, x.shape[1],
+    rows = triton.cdiv(len(x), multiple) * multiple
+    codes = torch.empty(rows, x.shape[1], dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty(rows, 1, device=x.device)
+    _round[(rows,)](
+        x.contiguous(), codes.view(torch.uint8), scales, len(x), x.shape[1],
         EXPONENT=largest_exponent, MANTISSA=mantissa, COLUMNS=_COLUMNS,
     )  # fmt: skip
-    return codes, exponents
+    return codes, scales
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _round(
-    x, codes, exponents, num_columns,
+    x, codes, scales, num_rows, num_columns,
     EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Round one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, COLUMNS)
+    past = tl.where(row < num_rows, num_columns, 0)
     largest = tl.zeros([COLUMNS], dtype=tl.float32)
     for first in range(0, num_columns, COLUMNS):
         i = first + column
-        number = tl.load(x + row * num_columns + i, mask=i < num_columns, other=0.0).to(tl.float32)
+        number = tl.load(x + row * num_columns + i, mask=i < past, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.abs(number))
     bits = tl.max(largest, 0).to(tl.int32, bitcast=True)
     exponent = (bits >> 23) + ((bits & 0x7FFFFF) > MANTISSA).to(tl.int32) - EXPONENT
@@ -51,9 +54,9 @@ def _round(
     factor = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
     for first in range(0, num_columns, COLUMNS):
         i = first + column
-        number = tl.load(x + row * num_columns + i, mask=i < num_columns, other=0.0).to(tl.float32)
+        number = tl.load(x + row * num_columns + i, mask=i < past, other=0.0).to(tl.float32)
         tl.store(codes + row * num_columns + i, _code(number * factor), mask=i < num_columns)
-    tl.store(exponents + row, exponent.to(tl.uint8))
+    tl.store(scales + row, (exponent << 23).to(tl.float32, bitcast=True))
 
 
 @triton.jit

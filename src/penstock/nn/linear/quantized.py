@@ -22,7 +22,15 @@ from torch.nn import functional
 from penstock.core import env
 from penstock.nn import native
 from penstock.nn.linear.adapter_config import GROUP
-from penstock.nn.linear.float8 import LARGEST_EXPONENT, MANTISSA_OF_LARGEST, ROW, Scaled, product, scaled
+from penstock.nn.linear.float8 import (
+    LARGEST_EXPONENT,
+    MANTISSA_OF_LARGEST,
+    NATIVE_MULTIPLE,
+    ROW,
+    power_of_two,
+    product_of_rows,
+    scaled,
+)
 from penstock.nn.linear.packed import PANEL, can_multiply, empty_panels, from_panels, in_huge_pages, to_panels
 from penstock.nn.linear.rounding import _by_chunks, _to_halves, from_halves, to_int8
 from penstock.nn.triton_support import has_triton, on_device_of
@@ -263,45 +271,57 @@ class Float8Linear(_Quantized):
 
     bits = "float8"
     codes: Tensor
-    exponents: Tensor
+    scales: Tensor
+    """[outputs, 1] float32."""
 
     def __init__(self, linear: nn.Linear, *, is_native: bool) -> None:
         super().__init__(linear)
         self.is_native = is_native
         matrix = scaled(linear.weight.detach(), ROW, torch.float8_e4m3fn)
         self.register_buffer("codes", matrix.codes, persistent=False)
-        self.register_buffer("exponents", matrix.exponents, persistent=False)
+        self.register_buffer("scales", power_of_two(matrix.exponents), persistent=False)
 
     def matrix(self) -> Float[Tensor, "outputs inputs"]:
-        """Return the matrix in float32, from codes and exponents."""
-        return Scaled(self.codes, self.exponents, self.in_features).values(torch.float32)
+        """Return the matrix in float32, from codes and scales."""
+        return self.codes.float() * self.scales
 
     def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
-        """Return the layer's outputs, [..., outputs] in the dtype of `x`."""
+        """Return the layer's outputs, [..., outputs] in the dtype of `x`.
+
+        On GPUs that is two kernels: tokens are rounded and padded, and multiplied.
+        """
         tokens = x.flatten(0, -2)
-        missing = -len(tokens) % 16 if self.is_native else 0  # the instructions take 16 tokens at a time
-        padded = functional.pad(tokens, (0, 0, 0, missing)) if missing else tokens
-        if self.kernels.get(FLOAT8) == TRITON:
-            codes, exponents = torch.ops.penstock.round_rows(padded)
-            left = Scaled(codes, exponents, self.in_features)
+        multiple = NATIVE_MULTIPLE if self.is_native else 1
+        first = TRITON if has_triton(x.device) else BY_TORCH
+        if self.kernels.get(FLOAT8, first) == TRITON:
+            codes, scales = torch.ops.penstock.round_rows(tokens, multiple)
         else:
+            missing = -len(tokens) % multiple
+            padded = functional.pad(tokens, (0, 0, 0, missing)) if missing else tokens
             left = scaled(padded, ROW, torch.float8_e4m3fn)
-        right = Scaled(self.codes, self.exponents, self.in_features)
-        out = product(left, right, x.dtype, native=self.is_native)[: len(tokens)]
-        return self._with_bias(out.view(*x.shape[:-1], self.out_features))
+            codes, scales = left.codes, power_of_two(left.exponents)
+        out = product_of_rows(
+            codes, self.codes, scales, self.scales, x.dtype, native=self.is_native, fast=True
+        )
+        return self._with_bias(out[: len(tokens)].view(*x.shape[:-1], self.out_features))
 
 
-def _round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+def _round_rows(x: Tensor, multiple: int) -> tuple[Tensor, Tensor]:
     from penstock.nn.linear.float8_triton import rounded_rows
 
     with on_device_of(x):
         return rounded_rows(
-            x, largest_exponent=LARGEST_EXPONENT[torch.float8_e4m3fn], mantissa=MANTISSA_OF_LARGEST
+            x,
+            multiple,
+            largest_exponent=LARGEST_EXPONENT[torch.float8_e4m3fn],
+            mantissa=MANTISSA_OF_LARGEST,
         )
 
 
-def _rounded_shape(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape, dtype=torch.float8_e4m3fn), x.new_empty((len(x), 1), dtype=torch.uint8)
+def _rounded_shape(x: Tensor, multiple: int) -> tuple[Tensor, Tensor]:
+    rows = (len(x) + multiple - 1) // multiple * multiple
+    codes = x.new_empty((rows, x.shape[1]), dtype=torch.float8_e4m3fn)
+    return codes, x.new_empty((rows, 1), dtype=torch.float32)
 
 
 def _few_int8(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
@@ -349,7 +369,7 @@ def _shape_of_matrix(codes: Tensor, scales: Tensor, like: Tensor, inputs: int) -
     return codes.new_empty(len(codes), inputs, dtype=like.dtype)
 
 
-torch.library.define("penstock::round_rows", "(Tensor x) -> (Tensor, Tensor)")
+torch.library.define("penstock::round_rows", "(Tensor x, int multiple) -> (Tensor, Tensor)")
 torch.library.impl("penstock::round_rows", "CompositeExplicitAutograd", _round_rows)
 torch.library.register_fake("penstock::round_rows", _rounded_shape)
 

@@ -36,7 +36,7 @@ _KINDS: dict[str, Callable[[nn.Linear], Layer]] = {
 _KERNELS = {
     "int8": {TRITON: "", WRITTEN_OUT: ""},
     "int4": {TRITON: "", WRITTEN_OUT: "", TINYGEMM: "a second copy of the codes"},
-    "float8": {BY_TORCH: "", TRITON: ""},
+    "float8": {TRITON: "", BY_TORCH: ""},
 }
 """Format of the matrix -> kernel -> its cost, in the static order."""
 
