@@ -51,6 +51,7 @@ from penstock.nn.kernels.sdpa import Masked  # noqa: E402
 from penstock.nn.kernels.trials import Heads, attention_operations, page_operations  # noqa: E402
 from penstock.nn.linear.float8 import RECIPES, has_native  # noqa: E402
 from penstock.nn.linear.quantized import Float8Linear, Int4Linear, Int8Linear  # noqa: E402
+from penstock.nn.linear.quantized import operation_of as operation_of_product  # noqa: E402
 from penstock.nn.linear.rounding import GROUP  # noqa: E402
 from penstock.nn.linear.trials import product_operations  # noqa: E402
 
@@ -424,6 +425,11 @@ class Kernels:
         inputs, outputs = self.hidden, self.wide
         kind = {"int8": Int8Linear, "int4": Int4Linear, "float8": partial(Float8Linear, is_native=True)}[bits]
         read = outputs * stored_bytes(bits, inputs)
+        name = f"{tokens} tokens times {bits}, {outputs} x {inputs}"
+        operation = operation_of_product(bits, tokens)
+        sizes = {"outputs": outputs, "inputs": inputs, "dtype": torch.bfloat16, "device": self.device}
+        operations = product_operations(bits, **sizes)  # none where there is no Triton
+        kernels = self.chosen(operation, operations) if operations else {}
 
         def plain_layer():
             layer = nn.Linear(inputs, outputs, bias=False, device=self.device, dtype=torch.bfloat16)
@@ -439,12 +445,16 @@ class Kernels:
         others = {"bfloat16 by torch": layers(lambda layer: layer, 2 * inputs * outputs)}
         if bits == "int8":
             others["torch._weight_int8pack_mm"] = layers(_int8_by_torch, read)
-        if importlib.util.find_spec("torchao"):
+        if bits == "int4" and not importlib.util.find_spec("mslk"):
+            why = "it needs mslk, which is not installed: the best other way is bfloat16 by torch"
+            self.part.skipped(f"{name}: torchao, compiled", why)
+        elif importlib.util.find_spec("torchao"):
             others["torchao, compiled"] = layers(partial(_by_torchao, bits), read)
         self.compare(
-            f"{tokens} tokens times {bits}, {outputs} x {inputs}",
-            {OURS: layers(kind, read), **others},
+            name,
+            {OURS: layers(lambda layer: kind(layer).use(kernels), read), **others},
             read=read,
+            kernel=kernels.get(operation),
         )
 
     def choice(self):

@@ -86,9 +86,11 @@ class _Quantized(nn.Module):
 def operation_of(bits: str, num_tokens: int) -> str:
     """Return the operation of a product of a few tokens.
 
-    >>> operation_of("int8", 5)
-    'int8.16'
+    >>> operation_of("int8", 5), operation_of("float8", 5)
+    ('int8.16', 'float8')
     """
+    if bits == FLOAT8:
+        return FLOAT8
     return f"{bits}.{min(most for most in FEW_TOKENS if most >= num_tokens)}"
 
 

@@ -63,7 +63,7 @@ def product_operations(
     made = partial(_product, bits, dtype=dtype, device=device)
     return [
         Operation(
-            name=_operation_of(bits, most),
+            name=operation_of(bits, most),
             shape=f"{most} tokens, {outputs} x {inputs}, {str(dtype).removeprefix('torch.')}",
             candidates=[
                 Candidate(name=name, prepare=partial(_prepared, name), cost=cost)
@@ -79,10 +79,6 @@ def product_operations(
     ]
 
 
-def _operation_of(bits: str, num_tokens: int) -> str:
-    return FLOAT8 if bits == FLOAT8 else operation_of(bits, num_tokens)
-
-
 def _product(
     bits: str, num_tokens: int, outputs: int, inputs: int, *, dtype: torch.dtype, device: torch.device
 ) -> Product:
@@ -94,7 +90,7 @@ def _product(
 
 def _prepared(name: str, case: Product) -> Call:
     layer = case.layer
-    kernels = {_operation_of(layer.bits, len(case.x)): name}
+    kernels = {operation_of(layer.bits, len(case.x)): name}
     layer.use(kernels)
 
     @torch.no_grad()
