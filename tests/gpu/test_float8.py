@@ -3,8 +3,19 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
-from penstock.nn.linear.float8 import RECIPES, Float8TrainingLinear, Multiply, has_native, product, scaled
+from penstock.nn.linear.float8 import (
+    RECIPES,
+    ROW,
+    Float8TrainingLinear,
+    Multiply,
+    has_native,
+    power_of_two,
+    product,
+    scaled,
+)
+from penstock.nn.linear.quantized import Float8Linear
 
 SHAPES = [(16, 64, 32), (48, 352, 80), (1008, 4096, 1040)]
 """Rows, terms of each sum, columns: multiples of 16 and 32, and of nothing larger."""
@@ -35,6 +46,31 @@ def test_a_product_is_that_of_its_rounded_numbers(name, shape, device, is_tiny):
     # the result is rounded to 8 bits; sums of e4m3 products keep 14 bits or more on some cards
     error = (found - expected).abs() / expected.abs().amax(1, keepdim=True)
     assert error.max() < 2**-7, f"{error.max():.2g} of a row's largest"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_rows_are_rounded_by_triton_as_by_torch(dtype, device, is_tiny):
+    pytest.importorskip("triton")
+    for num_rows, columns in ((1, 4096), (17, 4112), (64, 80)):
+        x = torch.randn(num_rows, 352 if is_tiny else columns, device=device)
+        x = (x * torch.logspace(-6, 4, num_rows, device=device)[:, None]).to(dtype)
+        codes, scales = torch.ops.penstock.round_rows(x, 16)
+        expected = scaled(functional.pad(x, (0, 0, 0, -num_rows % 16)), ROW, torch.float8_e4m3fn)
+        assert scales.equal(power_of_two(expected.exponents))
+        assert codes.view(torch.uint8).equal(expected.codes.view(torch.uint8))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 16, 33])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_serving_layer_is_near_the_one_it_was_made_of(num_tokens, bias, device):
+    _, is_native = recipe_of("float8_rowwise", device)
+    layer = nn.Linear(256, 96, bias=bias, device=device, dtype=torch.bfloat16)
+    x = torch.randn(num_tokens, 256, device=device, dtype=torch.bfloat16)
+    expected = functional.linear(
+        x.double(), layer.weight.double(), None if layer.bias is None else layer.bias.double()
+    )
+    found = Float8Linear(layer, is_native=is_native)(x).double()
+    assert (found - expected).norm() / expected.norm() < 0.06  # of both factors 3 bits of mantissa are kept
 
 
 @pytest.mark.parametrize("name", RECIPES)

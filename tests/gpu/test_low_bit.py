@@ -13,9 +13,12 @@ from penstock.nn.linear.rounding import GROUP, to_halves, to_int4, to_int8
 NEAR = {torch.float32: 2**-14, torch.float16: 2**-9, torch.bfloat16: 2**-6}
 """Of the largest result; float32 is multiplied as three products of TF32."""
 SHAPES = {
-    torch.bfloat16: [(1, 40, 96), (5, 33, 320), (17, 257, 1056), (64, 640, 4096)],
-    torch.float16: [(3, 129, 640)],
-    torch.float32: [(7, 70, 352)],
+    torch.bfloat16: [
+        *((1, 40, 96), (5, 33, 320), (9, 129, 32), (16, 640, 4096), (17, 257, 1056), (64, 640, 4096)),
+        *((33, 8200, 224), (64, 16400, 352)),
+    ],
+    torch.float16: [(3, 129, 640), (20, 70, 352)],
+    torch.float32: [(7, 70, 352), (40, 70, 160)],
 }
 """Tokens, outputs, inputs: no multiples of what a program has; each type and size is compiled."""
 

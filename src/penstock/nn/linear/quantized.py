@@ -290,12 +290,13 @@ class Float8Linear(_Quantized):
     def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
         """Return the layer's outputs, [..., outputs] in the dtype of `x`.
 
-        On GPUs that is two kernels: tokens are rounded and padded, and multiplied.
+        On GPUs that is two kernels: tokens are rounded and padded, and multiplied. In compiled code torch
+        rounds, since the compiler fuses that with what computes the tokens.
         """
         tokens = x.flatten(0, -2)
         multiple = NATIVE_MULTIPLE if self.is_native else 1
         first = TRITON if has_triton(x.device) else BY_TORCH
-        if self.kernels.get(FLOAT8, first) == TRITON:
+        if self.kernels.get(FLOAT8, first) == TRITON and not torch.compiler.is_compiling():
             codes, scales = torch.ops.penstock.round_rows(tokens, multiple)
         else:
             missing = -len(tokens) % multiple
