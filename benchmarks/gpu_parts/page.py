@@ -21,6 +21,7 @@ def page(result: dict[str, Any], drawn: dict[str, str]) -> str:
     parts = result["parts"]
     lines = [f"# Penstock on {result['machine']['name']}, {result['date']}", ""]
     lines += [f"**{result['warning']}**", ""] if result["warning"] else []
+    lines += [result["note"], ""] if "note" in result else []
     if not result["is_finished"]:
         lines += [f"Stopped before the end{_by(result)}: what is missing was not run.", ""]
     if result.get("left_out"):
