@@ -6,7 +6,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import BinaryIO, cast
+from typing import BinaryIO, Final, cast
 
 import pyarrow as pa
 
@@ -91,11 +91,23 @@ def encoding_of(content: bytes) -> str:
     return next((name for mark, name in _MARKS if content.startswith(mark)), "utf-8")
 
 
+def _no_character(error: UnicodeError) -> tuple[str, int]:
+    """Decode what is no character to half a surrogate pair, which is refused where the text is used."""
+    assert isinstance(error, UnicodeDecodeError)
+    return "\udfff", error.end
+
+
+NO_CHARACTER: Final = "penstock.no_character"
+"""Error handler of decoders: damage stays inside of its line, and the rest of a file is read."""
+
+codecs.register_error(NO_CHARACTER, _no_character)
+
+
 def as_utf8(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """Yield text as UTF-8 without its byte order mark; text without a mark is passed on unchecked.
 
-    Raises:
-        UnicodeDecodeError: the text is not in the encoding that its mark names.
+    Codes of UTF-16 and UTF-32 that are no characters, such as half a surrogate pair, become bytes that are
+    no UTF-8.
 
     >>> b"".join(as_utf8(iter(["hi".encode("utf-16")])))
     b'hi'
@@ -108,10 +120,10 @@ def as_utf8(pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield first.removeprefix(codecs.BOM_UTF8)
         yield from pieces
         return
-    decoder = codecs.getincrementaldecoder(encoding)()
+    decoder = codecs.getincrementaldecoder(encoding)(NO_CHARACTER)
     for piece in chain([first], pieces):
-        yield decoder.decode(piece).encode()
-    yield decoder.decode(b"", final=True).encode()
+        yield decoder.decode(piece).encode(errors="surrogatepass")
+    yield decoder.decode(b"", final=True).encode(errors="surrogatepass")
 
 
 def split_lines(pieces: Iterable[bytes], *, limit: int) -> Iterator[bytes | int]:

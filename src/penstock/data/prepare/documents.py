@@ -23,6 +23,7 @@ from penstock.core.units import mib, plural
 from penstock.data.formats.choice import text_columns
 from penstock.data.prepare.byte_streams import (
     BROKEN_STREAM,
+    NO_CHARACTER,
     ZSTD_LONG,
     as_utf8,
     chunks,
@@ -217,13 +218,30 @@ def _chat_of_json(value: object, num_bytes: int, *, may_be_half: bool) -> RawCha
     return RawChat(value, num_bytes)
 
 
+def _chat_of_element(value: object, text: str) -> RawChat | Rejection:
+    try:
+        num_bytes = len(text.encode())
+    except UnicodeEncodeError as error:
+        return Rejection("undecodable", f"no character at character {error.start} of the element")
+    return _chat_of_json(value, num_bytes, may_be_half="\\ud" in text.lower())
+
+
 def _json(line: bytes) -> Any:  # Any: JSON values, or a Rejection
     try:
         return json.loads(line.decode())
     except UnicodeDecodeError as error:
-        return Rejection("undecodable", f"not utf-8 at byte {error.start}")
+        return Rejection("undecodable", _no_utf8(line, error))
     except (ValueError, RecursionError) as error:
         return Rejection("broken_json", f"{error}")
+
+
+def _no_utf8(line: bytes, error: UnicodeDecodeError) -> str:
+    try:
+        line.decode(errors="surrogatepass")
+    except UnicodeDecodeError:
+        return f"not utf-8 at byte {error.start}"
+    before = len(line[: error.start].decode())
+    return f"half a surrogate pair, or another code that is no character, at character {before}"
 
 
 def document_of_line(line: bytes, column: str) -> Document | Rejection:
@@ -278,8 +296,7 @@ def _read_json(file: InputFile, handle: BinaryIO, options: ReadOptions, start: i
         pieces = as_utf8(chunks(open_stream(file.path, handle, options.zstd_long)))
         for number, (value, text) in enumerate(JsonList(pieces, limit=options.max_document_bytes), 1):
             if number > start:
-                content = _chat_of_json(value, len(text.encode()), may_be_half="\\ud" in text.lower())
-                yield Record(number - 1, content, handle.tell())
+                yield Record(number - 1, _chat_of_element(value, text), handle.tell())
     except (*BROKEN_STREAM, ValueError, RecursionError) as error:
         reason = f"nothing can be read after {plural(number, 'element')} of the list: {error}"
         yield Record(number, Rejection("broken_json", reason, whole_file=True), file.bytes)
@@ -298,7 +315,7 @@ class JsonList:
 
     def __init__(self, pieces: Iterable[bytes], *, limit: int) -> None:
         self._pieces, self._limit = iter(pieces), limit
-        self._decode = codecs.getincrementaldecoder("utf-8")().decode
+        self._decode = codecs.getincrementaldecoder("utf-8")(NO_CHARACTER).decode
         self._parse = json.JSONDecoder().raw_decode
         self._text, self._at = "", 0
 
@@ -367,7 +384,7 @@ def _read_lines(file: InputFile, handle: BinaryIO, options: ReadOptions, start: 
                     continue
                 content = chat_of_line(line) if options.chat else document_of_line(line, options.text_column)
             yield Record(index, content, handle.tell())
-    except (*BROKEN_STREAM, UnicodeDecodeError) as error:
+    except BROKEN_STREAM as error:
         reason = f"nothing can be read after line {index + 1}: {error}"
         yield Record(index + 1, Rejection("unreadable", reason, whole_file=True), file.bytes)
 

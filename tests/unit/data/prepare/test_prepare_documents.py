@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.core.errors import InputError
+from penstock.data.prepare import byte_streams
 from penstock.data.prepare.byte_streams import zstd
 from penstock.data.prepare.documents import Document, ReadOptions, Rejection, read_records
 from penstock.data.prepare.inputs import Selection, find_inputs
@@ -29,10 +31,14 @@ def read(path: Path, *, start: int = 0) -> list[tuple[int, str]]:
     return [(r.index, r.content.text if isinstance(r.content, Document) else r.content.kind) for r in records]
 
 
+def reasons(path: Path) -> list[str]:
+    contents = [record.content for record in read_records(described(path), OPTIONS)]
+    return [content.reason for content in contents if isinstance(content, Rejection)]
+
+
 def reason(path: Path) -> str:
-    (record,) = read_records(described(path), OPTIONS)
-    assert isinstance(record.content, Rejection)
-    return record.content.reason
+    (only,) = reasons(path)
+    return only
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
@@ -73,10 +79,50 @@ def test_json_lines_are_read_in_the_encoding_of_their_mark(
     assert read(tmp_path / f"a.{suffix}", start=2) == [(2, texts[2])]
 
 
-def test_json_lines_that_break_their_encoding_are_rejected_from_there_on(tmp_path: Path) -> None:
-    content = '{"text": "ok"}\n'.encode("utf-16") + b"\x00\xd8\x00"
-    (tmp_path / "a.jsonl").write_bytes(content)
-    assert read(tmp_path / "a.jsonl")[-1][1] == "unreadable"
+@pytest.mark.parametrize("chunk_bytes", [1, 3, 2**20])
+@pytest.mark.parametrize("half", [r"\ud83d", r"\ude00", r"\ude00\ud83d", r"\ud83d\ud83d"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_half_a_surrogate_pair_costs_its_line_alone(
+    tmp_path: Path, encoding: str, half: str, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(byte_streams, "CHUNK_BYTES", chunk_bytes)
+    half = half.encode().decode("unicode_escape")
+    lines = ['{"text": "größer"}', f'{{"text": "ok {half}"}}', half, '{"text": "日本"}']
+    for end in ("", "\n"):
+        content = "\ufeff" + "\n".join(lines) + end
+        (tmp_path / "a.jsonl").write_bytes(content.encode(encoding, "surrogatepass"))
+        found = [(0, "größer"), (1, "undecodable"), (2, "undecodable"), (3, "日本")]
+        assert read(tmp_path / "a.jsonl") == found
+        assert read(tmp_path / "a.jsonl", start=2) == found[2:]
+    assert "at character 13" in reasons(tmp_path / "a.jsonl")[0]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "damage"),
+    [
+        ("utf-16-le", b"\x00"),
+        ("utf-32-le", b"\xff\xff\xff\xff"),
+        ("utf-32-be", b"\x00\x00"),
+        ("utf-8", b"\xff"),
+    ],
+)
+def test_bytes_outside_of_an_encoding_cost_their_line_alone(
+    tmp_path: Path, encoding: str, damage: bytes
+) -> None:
+    """Also a code beyond Unicode, and an end in the middle of a character."""
+    first = '\ufeff{"text": "ok"}\n'.encode(encoding)
+    (tmp_path / "a.jsonl").write_bytes(first + damage)
+    assert read(tmp_path / "a.jsonl") == [(0, "ok"), (1, "undecodable")]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-32-be"])
+def test_half_a_surrogate_pair_costs_its_conversation_of_a_list_alone(tmp_path: Path, encoding: str) -> None:
+    turns = ['{"messages": "größer"}', '{"messages": "\ud83d"}', '{"messages": "\\ude00"}', '{"messages": 1}']
+    content = f"\ufeff[{', '.join(turns)}]".encode(encoding, "surrogatepass")
+    (tmp_path / "a.json").write_bytes(content)
+    records = read_records(described(tmp_path / "a.json"), replace(OPTIONS, chat=True))
+    kinds = [getattr(record.content, "kind", "chat") for record in records]
+    assert kinds == ["chat", "undecodable", "undecodable", "chat"]
 
 
 @pytest.mark.parametrize("window_log", [27, 28, 31])
