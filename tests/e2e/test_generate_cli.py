@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import time
@@ -11,11 +12,13 @@ import time
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock.cli import main as command_line
 from penstock.text.tokenizer import Tokenizer
 from tests import warm
+from tests.in_process import run_cli
 from tests.tiny_models import TEXT, save_talker
 from tests.warm import Command
 
@@ -181,6 +184,27 @@ def test_chat_survives_a_conversation_that_fills_the_context(folder):
     assert done.returncode == 0, done.stderr
     assert "/reset starts afresh" in done.stderr
     assert done.stdout.endswith("(the conversation is forgotten)\n")
+
+
+def test_chat_and_generate_refuse_a_model_without_an_output_matrix(folder, tmp_path):
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for words in (["chat", tmp_path], ["generate", tmp_path, "--prompt", "hello"]):
+        done = run_cli(*words, stdin="hello\n")
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert "no output matrix (lm_head.weight)" in " ".join(done.stderr.split())
+
+
+def test_chat_that_could_answer_no_message_ends_as_wrong_usage(folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('no talk today') }}")
+    done = run_cli("chat", tmp_path, stdin="hello\n/quit\n")
+    assert done.returncode == 2
+    assert "no talk today" in done.stderr
+    assert run_cli("chat", tmp_path, stdin="/reset\n").returncode == 0
 
 
 def read_until(terminal, wanted, *, seconds=60):

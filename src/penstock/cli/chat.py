@@ -8,7 +8,7 @@ it has one. A model that was never tuned on conversations will ramble.
 example:
   penstock chat ./Llama-3.2-1B-Instruct --system "Answer in one sentence."
 
-exit codes: 0 left, 1 no model or a damaged one, 2 wrong usage
+exit codes: 0 left, 1 no model or a damaged one, 2 wrong usage, or no message could be answered
 """
 
 import argparse
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli.options import add_answer_arguments, alone, params_of
-from penstock.cli.streams import stream_to_stdout, utf8_text
+from penstock.cli.streams import EXIT_USAGE, stream_to_stdout, utf8_text
 from penstock.core.errors import UsageError
 from penstock.engine.request import OutputDelta
 from penstock.engine.sampling_params import Params
@@ -50,28 +50,31 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.engine.llm import LLM  # torch, which a help text and a refusal do without
 
     with LLM(arguments.path, alone(arguments)) as llm:
+        llm.thread.engine.check_generates()
         if sys.stdin.isatty():
             name = arguments.path.resolve().name
             print(
                 f"Talking to {name} ({arguments.path}), {llm.capacity.context:,} tokens at most. "
                 "/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
             )
-        _converse(llm, start, params)
-    return 0
+        return _converse(llm, start, params)
 
 
-def _converse(llm: "LLM", start: list["Message"], params: Params) -> None:
+def _converse(llm: "LLM", start: list["Message"], params: Params) -> int:
+    """Answer lines until the user leaves; return the exit code."""
     history = list(start)
-    while (line := _read_line()) is not None:
-        if line == "/quit":
-            return
+    num_messages = num_answered = 0
+    while (line := _read_line()) not in (None, "/quit"):
         if line == "/reset":
             history = list(start)
             print("(the conversation is forgotten)")
         elif line.startswith("/"):
             print(f"(no command {line!r}; there are /reset and /quit)")
         elif line:
-            history = _turn(llm, history, line, params)
+            before, history = history, _turn(llm, history, line, params)
+            num_messages += 1
+            num_answered += history is not before
+    return EXIT_USAGE if num_messages and not num_answered else 0
 
 
 def _turn(llm: "LLM", history: list["Message"], line: str, params: Params) -> list["Message"]:

@@ -39,6 +39,7 @@ from pathlib import Path
 from penstock.cli.mixture_table import table
 from penstock.cli.options import shares, step_range
 from penstock.core import clock
+from penstock.core.checks import check_seconds
 from penstock.core.errors import UsageError, nearest
 from penstock.core.units import duration
 from penstock.launch.engines.engine import stop_between_starts
@@ -74,8 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Show the mixture, or send a request and wait for the reply."""
     folder, timeout_s, as_json = arguments.run, arguments.timeout, arguments.json
-    if not timeout_s >= 0:
-        raise UsageError("--timeout must be zero seconds or more", got=timeout_s)
+    check_seconds("--timeout", timeout_s, zero="send, and do not wait")
     request = _request(arguments)
     if request is None:
         view = mixture_view(open_run(folder))

@@ -24,6 +24,7 @@ from pathlib import Path
 from penstock.cli.options import add_fields, fields_of
 from penstock.cli.streams import complain, explain
 from penstock.core import env
+from penstock.core.checks import check_seconds
 from penstock.core.errors import UsageError, nearest
 from penstock.core.files import check_folder_of
 from penstock.doctor.checks.check import CheckOptions
@@ -77,8 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the checks and print the report."""
     given = fields_of(arguments, CheckOptions)
     for name, limit in (("seconds", given["seconds"]), ("timeout", arguments.timeout)):
-        if not 0 < limit < float("inf"):
-            raise UsageError(f"--{name} must be above 0", got=limit)
+        check_seconds(f"--{name}", limit)
     for option in ("out", "exclude", "json"):
         if path := getattr(arguments, option):
             check_folder_of(path, option=f"--{option}")

@@ -97,11 +97,20 @@ def _main(words: list[str]) -> int:
         if debug:
             raise
         message, code = explain(error)
-        if isinstance(error, UsageError) and ranks().local_rank:
+        if isinstance(error, UsageError) and not _is_first():
             clock.sleep(_FIRST_SPEAKS_S)
         else:
             complain(message)
         return code
+
+
+def _is_first() -> bool:
+    """Return True for the first rank of a machine, a rank alone, and if its variables are wrong."""
+    try:
+        who = ranks()
+        return who.world_size == 1 or who.local_rank == 0
+    except UsageError:
+        return True
 
 
 class _Parser(argparse.ArgumentParser):
@@ -117,7 +126,7 @@ class _Parser(argparse.ArgumentParser):
         return found, left
 
     def error(self, message: str) -> NoReturn:
-        if ranks().local_rank:
+        if not _is_first():
             clock.sleep(_FIRST_SPEAKS_S)
             sys.exit(EXIT_USAGE)
         super().error(message)

@@ -12,7 +12,6 @@ exit codes: 0 stopped by a signal, 1 the lease was lost or the cluster cannot be
 
 import argparse
 import logging
-import math
 import re
 import secrets
 import socket
@@ -25,6 +24,7 @@ from typing import Any, NoReturn
 
 from penstock.cli.launch import kubernetes
 from penstock.core import env
+from penstock.core.checks import check_seconds
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.toml import toml_text
 
@@ -67,10 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not namespace:
         raise UsageError("The operator needs a namespace", fix="Give --namespace, or set PENSTOCK_NAMESPACE.")
     for name, least in (("every", 0.1), ("lease", 1.0)):
-        if not least <= getattr(arguments, name) < math.inf:
-            raise UsageError(
-                f"--{name} must be a number of seconds of at least {least:g}", got=getattr(arguments, name)
-            )
+        check_seconds(f"--{name}", getattr(arguments, name), least=least)
     from penstock.launch.controller.operator_loop import run_operator
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

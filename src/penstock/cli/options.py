@@ -18,6 +18,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from penstock.cli.streams import utf8_text
+from penstock.core.checks import MOST_SECONDS
 from penstock.core.errors import UsageError
 from penstock.core.toml import comma_separated, unquoted
 from penstock.core.units import Count, parse_count
@@ -71,10 +72,13 @@ def seconds(text: str) -> float:
     >>> seconds("90m"), seconds("2d"), seconds("30")
     (5400.0, 172800.0, 30.0)
     """
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)\s*([smhd]?)", text.strip())
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d+)?)\s*([smhd]?)", text.strip())
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90m, 24h or 2d")
-    return float(match[1]) * _SECONDS[match[2]]
+    value = float(match[1]) * _SECONDS[match[2]]
+    if value > MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is above ten years, the longest time")
+    return value
 
 
 _METAVARS: dict[Any, str] = {

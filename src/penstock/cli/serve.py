@@ -14,7 +14,6 @@ exit codes: 0 ended by SIGTERM or Ctrl-C, 1 the engine failed or a second signal
 
 import argparse
 import json
-import math
 import os
 import socket
 import sys
@@ -26,6 +25,7 @@ from urllib.parse import urlsplit
 
 from penstock.cli.options import MODEL_FIELDS, add_fields, add_ignore_key, fields_of
 from penstock.core import clock, env
+from penstock.core.checks import check_seconds
 from penstock.core.errors import UsageError
 from penstock.core.listen import is_loopback, open_socket
 from penstock.core.log import set_up
@@ -251,9 +251,7 @@ def engine_config_of(arguments: argparse.Namespace) -> EngineConfig:
 def limits_of(arguments: argparse.Namespace) -> ServerLimits:
     """Return what requests may take."""
     for name, what in (("drain_s", "at once"), ("deadline_s", "none"), ("idle_s", "it stays")):
-        if not 0 <= (given := getattr(arguments, name)) < math.inf:
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} must be 0 or more seconds", got=given, fix=f"0 means {what}.")
+        check_seconds(f"--{name.replace('_', '-')}", getattr(arguments, name), zero=what)
     return ServerLimits(deadline_s=arguments.deadline_s or None, **fields_of(arguments, ServerLimits))
 
 

@@ -2,12 +2,14 @@
 
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.core.errors import UsageError
 from penstock.core.units import parse_count
 
 
@@ -24,17 +26,28 @@ class Ranks:
 
 
 def ranks() -> Ranks:
-    """Read RANK, WORLD_SIZE and LOCAL_RANK; a single process if they are not set."""
-    return Ranks(
-        rank=int(os.environ.get("RANK", "0")),
-        world_size=int(os.environ.get("WORLD_SIZE", "1")),
-        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-    )
+    """Read RANK, WORLD_SIZE and LOCAL_RANK; a single process if they are not set.
+
+    Raises:
+        UsageError: one is no whole number, or RANK is not below WORLD_SIZE.
+    """
+    rank, world_size = whole("RANK", 0), whole("WORLD_SIZE", 1, least=1)
+    if rank >= world_size:
+        raise UsageError(
+            f"The environment variable RANK must be below WORLD_SIZE, which is {world_size}",
+            got=rank,
+            fix="Start the processes with torchrun or --processes, which set both, or unset both.",
+        )
+    return Ranks(rank=rank, world_size=world_size, local_rank=whole("LOCAL_RANK", 0))
 
 
 def local_world_size() -> int:
-    """Return the number of processes of the run on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
+    """Return the number of processes of the run on this machine.
+
+    Raises:
+        UsageError: LOCAL_WORLD_SIZE or WORLD_SIZE is no whole number above 0.
+    """
+    return whole("LOCAL_WORLD_SIZE", 0, least=1) or whole("WORLD_SIZE", 1, least=1)
 
 
 RENDEZVOUS = "PENSTOCK_RENDEZVOUS"
@@ -79,12 +92,16 @@ class Meeting:
 
 
 def meeting() -> Meeting | None:
-    """Read MASTER_ADDR and MASTER_PORT; None if they are not set."""
-    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    if not address or not port.isdecimal():
+    """Read MASTER_ADDR and MASTER_PORT; None if they are not set.
+
+    Raises:
+        UsageError: MASTER_PORT is no TCP port.
+    """
+    address, port = os.environ.get("MASTER_ADDR", ""), whole("MASTER_PORT", 0, least=1, most=65_535)
+    if not address or not port:
         return None
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return Meeting(address=address, port=int(port), is_kept=kept)
+    return Meeting(address=address, port=port, is_kept=kept)
 
 
 def variables(*prefixes: str) -> dict[str, str]:
@@ -114,6 +131,7 @@ def num_gloo_interfaces() -> int:
     return max(1, len([name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name.strip()]))
 
 
+_MOST_THREADS = 2**16
 _GROUPS, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
@@ -194,10 +212,15 @@ def num_threads(processes: int | None = None) -> int:
 
     Args:
         processes: ranks on this machine; None: as set by the launcher.
+
+    Raises:
+        UsageError: OMP_NUM_THREADS is no number of threads. A list, a number for each level of nesting, is
+            left to OpenMP.
     """
-    threads = os.environ.get("OMP_NUM_THREADS", "")
     shared = local_world_size() if processes is None else processes
-    return int(threads) if threads.isdecimal() and int(threads) else max(1, num_cores() // shared)
+    is_list = "," in variable("OMP_NUM_THREADS")
+    threads = 0 if is_list else whole("OMP_NUM_THREADS", 0, most=_MOST_THREADS)
+    return threads or max(1, num_cores() // shared)
 
 
 def cache_folder() -> Path:
@@ -261,7 +284,10 @@ def cache_bytes() -> int | None:
         UsageError: it is not a size.
     """
     text = os.environ.get("PENSTOCK_CACHE_BYTES")
-    return None if text is None else parse_count(text)
+    try:
+        return None if text is None else parse_count(text)
+    except UsageError as error:
+        raise UsageError(f"PENSTOCK_CACHE_BYTES: {error}") from None
 
 
 def allow_plain_http() -> bool:
@@ -357,6 +383,27 @@ def variable(name: str) -> str:
     return os.environ.get(name, "")
 
 
+def whole(name: str, default: int, *, least: int = 0, most: int = 2**31 - 1) -> int:
+    """Return the whole number in an environment variable, or the default if it is empty or not set.
+
+    Raises:
+        UsageError: it is no whole number from `least` to `most`.
+    """
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    if not re.fullmatch("[0-9]{1,18}", text) or not least <= int(text) <= most:
+        raise UsageError(
+            f"The environment variable {name} must be a whole number from {least} to {most:,}",
+            got=text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...",
+            fix="Correct it, or unset it.",
+        )
+    return int(text)
+
+
+_MOST_SHOWN = 40
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmTask:
     """This process as a task that `srun` started, one on each node."""
@@ -371,13 +418,16 @@ class SlurmTask:
 
 
 def slurm_task() -> SlurmTask | None:
-    """Read the variables of `srun`; None outside of a step."""
-    index = os.environ.get("SLURM_NODEID", "")
-    if "SLURM_STEP_ID" not in os.environ or not index.isdecimal():
+    """Read the variables of `srun`; None outside of a step.
+
+    Raises:
+        UsageError: SLURM_NODEID or a number of nodes is no whole number.
+    """
+    if "SLURM_STEP_ID" not in os.environ or not os.environ.get("SLURM_NODEID"):
         return None
     return SlurmTask(
-        node=int(index),
-        num_nodes=int(os.environ.get("SLURM_STEP_NUM_NODES") or os.environ.get("SLURM_NNODES") or 1),
+        node=whole("SLURM_NODEID", 0),
+        num_nodes=whole("SLURM_STEP_NUM_NODES", 0, least=1) or whole("SLURM_NNODES", 1, least=1),
         host=os.environ.get("SLURMD_NODENAME", ""),
         address=os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ""),
     )

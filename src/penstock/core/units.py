@@ -13,6 +13,8 @@ _LETTERS = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 _LARGEST = 1e15
 """Numbers from here on are written with an exponent."""
 
+_MOST_COUNT = 2**62
+
 Unit = Literal["number", "share"]
 _SIZE |= {f"{letter}i": 2 ** (10 * power) for power, letter in enumerate("kmgt", start=1)}
 
@@ -31,10 +33,13 @@ def parse_count(text: str) -> int:
     >>> parse_count("64MiB"), parse_count("10M"), parse_count("4096")
     (67108864, 10000000, 4096)
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower())
+    match = re.fullmatch(r"(\d{1,99}(?:\.\d{1,99})?)\s*([kmgt]?i?)b?", text.strip().lower())
     if not match or match[2] not in _SIZE or ("." in match[1] and not match[2]):
         raise UsageError("Not a count or size", got=text, fix="Write a number such as 4096, 10M or 64MiB.")
-    return int(Fraction(match[1]) * _SIZE[match[2]])  # exact: a float would round beyond 2**53
+    count = int(Fraction(match[1]) * _SIZE[match[2]])  # exact: a float would round beyond 2**53
+    if count > _MOST_COUNT:
+        raise UsageError("A count or size can be at most 2**62", got=text)
+    return count
 
 
 def si(value: float) -> str:

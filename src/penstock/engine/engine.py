@@ -137,12 +137,8 @@ class Engine:
                 grammar cannot be compiled, it names token ids that the model does not have, or it needs the
                 output matrix of a model that has none.
         """
-        if not self._has_head and (request.task != "embed" or request.num_prompt_logprobs is not None):
-            raise UsageError(
-                "The model's folder has no output matrix (lm_head.weight), so it computes embeddings and "
-                "scores of texts, and cannot generate",
-                fix="Serve a folder that has it, or ask /v1/embeddings or /v1/score.",
-            )
+        if request.task != "embed" or request.num_prompt_logprobs is not None:
+            self.check_generates()
         if request.adapter is not None:
             self._check_adapter(request.adapter)
         if request.grammar is not None:
@@ -154,6 +150,19 @@ class Engine:
             check_token_ids(tokens, vocab_size=vocab_size)
         check_vocabulary(request.sampling, vocab_size=vocab_size)
         self.scheduler.check_fits(request)
+
+    def check_generates(self) -> None:
+        """Refuse to generate with a model that has no output matrix. Thread-safe.
+
+        Raises:
+            UsageError: the model has none.
+        """
+        if not self._has_head:
+            raise UsageError(
+                "The model's folder has no output matrix (lm_head.weight), so it computes embeddings and "
+                "scores of texts, and cannot generate",
+                fix="Open a folder that has it, or ask `penstock serve` at /v1/embeddings or /v1/score.",
+            )
 
     def vocab_size_of(self, adapter: str | None) -> int:
         """Return the number of token ids of an adapter's requests; None: of the model's own. Thread-safe."""

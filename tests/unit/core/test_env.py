@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from penstock.core import env
 from penstock.core.env import Ranks, local_world_size, num_cores, num_threads, ranks, rendezvous
+from penstock.core.errors import UsageError
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PENSTOCK_RENDEZVOUS")
 
@@ -36,6 +38,54 @@ def test_a_launched_process_is_who_its_launcher_says(monkeypatch: pytest.MonkeyP
 def test_without_a_count_for_this_machine_all_processes_are_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert local_world_size() == 3
+
+
+@pytest.mark.parametrize("value", ["x", "-1", "1.0", "1e3", "0x1", "9" * 5000, str(2**63)])
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("RANK", ranks),
+        ("WORLD_SIZE", ranks),
+        ("LOCAL_RANK", ranks),
+        ("LOCAL_WORLD_SIZE", local_world_size),
+        ("MASTER_PORT", env.meeting),
+        ("OMP_NUM_THREADS", num_threads),
+        ("SLURM_NODEID", env.slurm_task),
+        ("SLURM_NNODES", env.slurm_task),
+    ],
+)
+def test_a_launchers_variable_that_is_no_number_is_refused_by_name_and_value(
+    name: str, value: str, read: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for other in ("SLURM_STEP_ID", "SLURM_NODEID"):
+        monkeypatch.setenv(other, "0")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=rf"variable {name} must be a whole number .* \(got '{value[:7]}"):
+        read()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK must be below WORLD_SIZE, which is 2"),
+        ({"RANK": "5"}, "RANK must be below WORLD_SIZE, which is 1"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE must be a whole number from 1"),
+    ],
+)
+def test_ranks_outside_of_their_world_are_refused(
+    given: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=said):
+        ranks()
+
+
+def test_empty_variables_are_as_if_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*NAMES, "MASTER_PORT"):
+        monkeypatch.setenv(name, "")
+    assert ranks() == Ranks(rank=0, world_size=1, local_rank=0)
+    assert (local_world_size(), env.meeting()) == (1, None)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux")

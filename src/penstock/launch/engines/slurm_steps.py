@@ -42,15 +42,15 @@ def supervise(spec: RunSpec, folder: JobFolder, flag: StopFlag) -> int:
             "`penstock launch supervise` is for the batch script that `penstock launch slurm` writes",
             fix="Type `penstock launch slurm RECIPE`.",
         )
-    restart = env.variable("SLURM_RESTART_COUNT") or "0"
+    restart = env.whole("SLURM_RESTART_COUNT", 0)
     nodes = env.variable("SLURM_NODELIST")
     if not folder.has_job() or folder.job().ident != ident:  # Slurm did not answer the submit
         folder.write_job(Job(engine="slurm", ident=ident, host=spec.queue, submitted_at=clock.utc_now()))
-    folder.log_event("allocated", cause=f"job {ident} has {nodes}", requeues=int(restart))
+    folder.log_event("allocated", cause=f"job {ident} has {nodes}", requeues=restart)
     server = None
     key = env.take_rendezvous_key() or new_key()
     try:
-        gang = _Steps(folder, ident, restart, key=check_key(key, name=env.RENDEZVOUS_KEY))
+        gang = _Steps(folder, ident, str(restart), key=check_key(key, name=env.RENDEZVOUS_KEY))
         if spec.networks:
             gang.host = address_on(spec.networks, probe_nics())
         if spec.nodes.is_elastic:
@@ -136,7 +136,7 @@ class _Steps:
 
 def _num_nodes(spec: RunSpec) -> int:
     """Return the number of nodes of this job's allocation."""
-    return int(env.variable("SLURM_NNODES") or spec.nodes.most)
+    return env.whole("SLURM_NNODES", spec.nodes.most, least=1)
 
 
 def ended_of(reports: Sequence[dict[str, Any]], *, num_nodes: int, srun_code: int, is_elastic: bool) -> Ended:

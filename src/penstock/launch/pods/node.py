@@ -112,13 +112,12 @@ def node_of_pod() -> int:
     Raises:
         UsageError: this is not a pod of an Indexed Job.
     """
-    index = env.variable("JOB_COMPLETION_INDEX")
-    if not index.isdecimal():
+    if not env.variable("JOB_COMPLETION_INDEX"):
         raise UsageError(
             "`penstock launch pod` is started by Kubernetes, in the pods of a run",
             fix="Type `penstock launch kubernetes RECIPE`.",
         )
-    return int(index)
+    return env.whole("JOB_COMPLETION_INDEX", 0)
 
 
 def run_pod(

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from penstock.core.checks import at_least
+from penstock.core.checks import at_least, check_seconds
 from penstock.core.errors import ConfigError
 from penstock.models.llama.config import LlamaConfig
 from penstock.nn.linear.adapter_config import AdapterConfig
@@ -207,12 +207,8 @@ class GuardConfig:
     """Warn of a rank whose own time is this many times the median rank's."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.hang_s < math.inf:
-            raise ConfigError("guard.hang_s must be a number of seconds above 0", got=self.hang_s)
-        if not 0 <= self.stop_within_s < math.inf:
-            raise ConfigError(
-                "guard.stop_within_s must be seconds, or 0 for no limit", got=self.stop_within_s
-            )
+        check_seconds("guard.hang_s", self.hang_s)
+        check_seconds("guard.stop_within_s", self.stop_within_s, zero="no limit")
         at_least(0, "guard.max_skips", self.max_skips)
         at_least(0, "guard.max_rewinds", self.max_rewinds)
         for name in ("loss_spike", "gradient_spike"):
