@@ -199,24 +199,57 @@ def check_grace(grace_s: float, *, step_s: float, save_s: float) -> None:
         )
 
 
-_SECRET_KEY = re.compile(
-    r"(?:^|[._-])(?:token|secret|pass|passphrase|credentials?"
-    r"|(?:api|access|secret|private|signing|account|encryption)[_-]?key)$|(?:password|passwd)$|[._-]pwd$",
-    re.IGNORECASE,
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_KEYS = (
+    "access|account|admin|api|auth|client|deploy|encryption|gpg|hmac|host|jwt|license|master|pgp|private|rsa"
+    "|secret|service|session|shared|signing|ssh|storage|subscription|tls|webhook"
 )
+"""What a key is for, if it is a secret: no sort_key, no text_key."""
+_SECRET_NAME = re.compile(
+    r"(?:^| )(?:token|secrets?|pass|passcode|credentials?)$|(?:passphrase|passwords?|passwd)$|[^ ] pwd$"
+    r"|(?:^| )(?:admin|db|ftp|git|imap|ldap|mail|mysql|pg|proxy|redis|root|smtp|sql|ssh|user)pass$"
+    rf"|(?:^| )(?:{_KEYS}) ?keys?$"
+)
+"""The end of a name in lower case, with spaces between words: DB_PASS, dbPass and DB_PASS_2 are `db pass`."""
+_COUNTS = {"count", "first", "last", "least", "limit", "max", "min", "most", "n", "num", "per", "total"}
+_SPECIAL = {"bos", "cls", "eos", "mask", "pad", "sep", "special", "stop", "unk"}
+
+
+def _is_secret_name(name: str, value: str) -> bool:
+    """Return True if a variable or key of this name holds a secret, rather than a number of tokens or passes.
+
+    >>> [_is_secret_name(*pair) for pair in (("PGPASS", "x1"), ("NUM_PASS", "3"), ("eos_token", "</s>"))]
+    [True, False, False]
+    """
+    words = [word.lower() for word in _WORD.findall(name)]
+    while words and words[-1].isdigit():
+        words.pop()
+    if not _SECRET_NAME.search(" ".join(words)):
+        return False
+    if re.fullmatch(r"[0-9]{1,3}|true|false|yes|no|none|on|off", value, re.IGNORECASE):
+        return False
+    is_number = re.fullmatch(r"[0-9._]{1,15}", value) is not None
+    is_mark = re.fullmatch(r"[<\[][^<>\[\]]{1,40}[>\]]", value) is not None
+    return not (is_number and _COUNTS.intersection(words)) and not (is_mark and _SPECIAL.intersection(words))
+
+
 _SECRET_VALUE = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     r"hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|npm_[A-Za-z0-9]{30,}"
     r"|(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[\w-]{30,}|ya29\.[\w-]{20,}|sk-[\w-]{20,}|[rs]k_live_\w{16,}"
+    r"|nvapi-[\w-]{20,}|gsk_[A-Za-z0-9]{20,}|xai-[A-Za-z0-9]{20,}|pplx-[A-Za-z0-9]{20,}|r8_[A-Za-z0-9]{20,}"
+    r"|lsv2_[a-z]{2}_\w{20,}|tgp_v1_[\w-]{20,}|dop_v1_\w{20,}|dapi[0-9a-f]{32}|SG\.[\w-]{16,}\.[\w-]{16,}"
     r"|pypi-AgE[\w-]{16,}|dckr_pat_[\w-]{16,}|hvs\.[\w-]{20,}|AccountKey=[^;\s]{16,}"
     r"|gl(?:pat|dt|rt|cbt|ptt|ft|imt|agent|oas|soat)-[\w-]{16,}|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}"
     r"|eyJ[\w-]{10,}\.eyJ)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY"
     r"|://[^/\s:@]*:[^/\s@]+@"  # a password in an address
-    r"|(?i:[?&;](?:[a-z_-]*(?:token|secret|password|signature|api_?key|access_?key)|sig)=[^&\s])"  # a query
+    rf"|(?i:[?&;](?:[a-z_-]*(?:token|secret|password|signature|credential|(?:{_KEYS})[_-]?key)"
+    r"|auth|key|pass|passwd|pwd|sig)=[^&\s])"  # a query
 )
 """Forms that issuers give their keys: Hugging Face, npm, GitHub, AWS, Google, OpenAI, GitLab (glpat-, gldt-),
-Slack, PyPI, Docker, Stripe, Vault, Azure; JSON web tokens, private keys, and addresses with a password, a
+NVIDIA, Groq, xAI, Perplexity, Replicate, LangSmith, Together, DigitalOcean, Databricks, SendGrid, Slack,
+PyPI, Docker, Stripe, Vault, Azure; JSON web tokens, private keys, and addresses with a password, a key, a
 token or a signature."""
 
 
@@ -228,9 +261,8 @@ def check_no_secret(values: Mapping[str, Any], *, where: str) -> None:  # Any: T
     """
     for key, value in flat(values):
         texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-        is_named = _SECRET_KEY.search(key) is not None
         for text in texts:
-            if isinstance(text, str) and text and (is_named or _SECRET_VALUE.search(text)):
+            if isinstance(text, str) and text and (_is_secret_name(key, text) or _SECRET_VALUE.search(text)):
                 raise UsageError(
                     f"{where} holds what looks like a secret, and is copied into the run's folder",
                     got=f"{key} = {text[:3]}...",

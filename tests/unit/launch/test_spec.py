@@ -1,6 +1,8 @@
 """The specification of a launched run: what it reads, and what it refuses."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.core.errors import UsageError
 from penstock.launch.spec import (
@@ -14,6 +16,7 @@ from penstock.launch.spec import (
     node_range,
     secrets_of,
 )
+from tests.examples import examples
 
 
 def make_spec(**changes):
@@ -144,13 +147,15 @@ BODY = "s3cr3t" + "0aB" * 12
     [
         *({"note": f"{begin}{BODY}"} for begin in (
             "glpat-", "gldt-", "xoxb-", "xoxp-", "xapp-", "AIza", "pypi-AgE", "npm_", "github_pat_", "ya29.",
-            "dckr_pat_", "hvs.", "sk_live_", "AccountName=a;AccountKey=",
+            "dckr_pat_", "hvs.", "sk_live_", "AccountName=a;AccountKey=", "nvapi-", "gsk_", "xai-", "pplx-",
+            "r8_", "tgp_v1_", "lsv2_pt_",
         )),
         *({name: BODY} for name in (
             "DB_PASS", "pass", "PGPASSWORD", "MYSQL_PWD", "ssh.passphrase", "TLS_PRIVATE_KEY", "ACCOUNT_KEY",
         )),
         *({"path": f"https://host/c?a=1&{query}={BODY}"} for query in (
-            "sig", "token", "access_token", "X-Amz-Security-Token", "X-Goog-Signature", "api_key",
+            "sig", "key", "ssh_key", "auth", "pwd", "token", "access_token",
+            "X-Amz-Security-Token", "X-Goog-Signature", "api_key",
         )),
         {"path": f"https://host/c?sig={BODY}"},
         {"path": f"https://:{BODY}@host/c"},
@@ -183,6 +188,62 @@ def test_tokens_of_services_and_signed_addresses_are_secrets_and_not_repeated(va
 )
 def test_texts_without_a_token_are_taken(value):
     check_no_secret({"BYPASS": value, "PWD": value, "OLDPWD": value, "compass": value}, where="The recipe")
+
+
+SECRET_ENDS = (
+    *("token", "secret", "pass", "password", "passwd", "passphrase", "credentials", "api_key", "ssh_key"),
+    *("private_key", "deploy_key", "gpg_key", "signing_key", "access_key", "service_key", "db_pwd", "pgpass"),
+)
+OWNERS = st.lists(st.sampled_from(["hf", "wandb", "my", "prod", "s3", "Db", "git", "lab", "x"]), max_size=3)
+
+
+def spell(words, style):
+    joined = "_".join(words)
+    return {
+        "snake": joined.lower(),
+        "upper": joined.upper(),
+        "kebab": joined.lower().replace("_", "-"),
+        "dots": joined.lower().replace("_", "."),
+        "camel": "".join(word[:1].upper() + word[1:].lower() for word in joined.split("_")),
+    }[style]
+
+
+@examples(300)
+@given(
+    OWNERS,
+    st.sampled_from(SECRET_ENDS),
+    st.sampled_from(["snake", "upper", "kebab", "dots", "camel"]),
+    st.sampled_from(["", "_2", "1"]),
+    st.sampled_from([BODY, "x1", "hunter2", "20260101", "<secret>"]),
+)
+def test_a_name_that_ends_like_a_secret_is_one_in_every_spelling(owners, end, style, number, value):
+    with pytest.raises(UsageError, match="looks like a secret"):
+        check_no_secret({spell([*owners, end], style) + number: value}, where="--env")
+
+
+@examples(200)
+@given(
+    st.sampled_from(["num", "max", "min", "first", "total", "n", "tokens_per", "last"]),
+    OWNERS,
+    st.sampled_from(["pass", "token"]),
+    st.sampled_from(["snake", "upper", "kebab", "dots", "camel"]),
+    st.integers(0, 10**9),
+)
+def test_a_count_of_tokens_or_passes_is_no_secret(count, owners, end, style, value):
+    check_no_secret({spell([count, *owners, end], style): str(value)}, where="--env")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("EOS_TOKEN", "</s>"), ("pad_token", "[PAD]"), ("NUM_PASS", "3"), ("MAX_TOKEN", "3"), ("pass", "2"),
+        ("DEBUG_TOKEN", "false"), ("sort_key", "abcdef"), ("PRIMARY_KEY", "id"), ("text_key", "text"),
+        ("COMPASS", "north"), ("BYPASS", "x1"), ("monkey", "x1"), ("turnkey", "x1"), ("PGPASSFILE", "/run/x"),
+        ("KEY_FILE", "/run/x"), ("note", "xai-explanations-of-models"), ("path", "s3://b/c?keys=5&monkey=a"),
+    ],
+)  # fmt: skip
+def test_names_of_other_things_are_no_secrets(name, value):
+    check_no_secret({name: value}, where="--env")
 
 
 def test_what_only_sounds_like_a_secret_is_taken():

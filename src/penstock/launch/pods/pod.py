@@ -6,6 +6,7 @@ Nothing here asks a cluster, and no client of one is needed.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import Literal
 
 from penstock.core.errors import UsageError
@@ -14,6 +15,24 @@ from penstock.launch.pods.networks import DOMAIN, NAME, PREFIX, PROVIDERS, RESOU
 
 OWN_PATHS = ("/tmp", "/cache", "/dev/shm", "/etc/penstock", "/etc/penstock-code")
 """What every pod has besides its claims; see render/pod_template.py."""
+_SYSTEM_PATHS = (
+    *(
+        "/bin",
+        "/boot",
+        "/dev",
+        "/etc",
+        "/lib",
+        "/lib32",
+        "/lib64",
+        "/libx32",
+        "/proc",
+        "/run",
+        "/sbin",
+        "/sys",
+    ),
+    *("/usr", "/var/run", "/opt/penstock"),
+)
+"""Folders of the system, the container runtime and the image: a claim there hides them, or is refused."""
 _SHARED_MODES = ("ReadWriteMany", "ReadOnlyMany")
 _OBJECT_FIX = "Lower-case letters, digits and -, with a letter or digit at both ends."
 _LABEL = Limit(
@@ -61,6 +80,16 @@ class PodVolume:
 
     def __post_init__(self) -> None:
         check_limits(self, named="The {} of --volume")
+        own = PurePosixPath(self.path)
+        hidden = [
+            path for path in _SYSTEM_PATHS if own.is_relative_to(path) or own in PurePosixPath(path).parents
+        ]
+        if hidden:
+            raise UsageError(
+                f"--volume mounts a claim over {hidden[0]}, which belongs to the system or the image",
+                got=f"{self.claim}:{self.path}",
+                fix="Give it a path of its own, such as /runs or /data.",
+            )
 
     @property
     def is_shared(self) -> bool:

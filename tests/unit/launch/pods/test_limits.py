@@ -74,6 +74,26 @@ def test_a_path_that_is_not_plain_is_refused(path):
         PodVolume(claim="runs", path=path)
 
 
+SYSTEM = (
+    "/proc /proc/self /sys /sys/fs/cgroup /dev /dev/shm/x /etc /etc/ssl /usr /usr/bin /lib64 /bin /boot /run/secrets "
+    "/var /var/run/secrets/kubernetes.io /opt /opt/penstock/lib"
+)
+
+
+@pytest.mark.parametrize("path", SYSTEM.split())
+def test_a_path_of_the_system_or_the_image_is_refused(path):
+    with pytest.raises(UsageError, match=rf"belongs to the system or the image \(got 'runs:{path}'\)"):
+        PodVolume(claim="runs", path=path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/runs", "/data/etc", "/devices", "/tmp/x", "/mnt", "/home/me", "/opt/data", "/srv", "/var/lib/x"],
+)
+def test_a_path_of_its_own_is_taken(path):
+    assert PodVolume(claim="runs", path=path).path == path
+
+
 @pytest.mark.parametrize("claim", ["", "a..b", "a.-b", "A"])
 def test_a_claim_that_no_cluster_has_is_refused(claim):
     with pytest.raises(UsageError, match="The claim of --volume takes the name of a Kubernetes object"):
