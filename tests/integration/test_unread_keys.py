@@ -194,20 +194,8 @@ def test_an_ignored_key_is_warned_of_once_and_recorded_wherever_the_folder_goes(
     assert theirs(IDS).logits.shape == (*IDS.shape, SHAPE["vocab_size"])
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "generate {model} --prompt the --max-tokens 1",
-        "export {model} --out {out}",
-        "eval {model} --corpus {corpus} --rows 1 --sequence-length 8",
-        "data teach {corpus} --model {model} --out {out} --top-k 2 --sequence-length 8",
-        "train {recipe} --dry-run",
-        "recipes check {recipe}",
-        "launch local {recipe} --dry-run",
-        "launch slurm {recipe} --dry-run",
-    ],
-)
-def test_every_command_that_opens_a_folder_can_ignore_a_key(tmp_path, caplog, words):
+def recipe_with_unknown_key(tmp_path):
+    """Return a folder whose config.json has the unknown key mup_scale, and a recipe that starts from it."""
     model = save_talker(tmp_path / "model", context=64)
     rewrite(model, mup_scale=0.5)
     corpus = write_corpus(tmp_path / "corpus", [[1, 2, 3]] * 40, vocab_size=100)
@@ -216,6 +204,39 @@ def test_every_command_that_opens_a_folder_can_ignore_a_key(tmp_path, caplog, wo
         f'[run]\ndir = "{tmp_path / "run"}"\nsteps = 1\nstart_from = "{model}"\n'
         f'[data]\nsequence_length = 8\nglobal_batch_size = 2\n[data.corpora.c]\npath = "{corpus}"\n'
     )
+    return model, recipe
+
+
+def test_a_run_that_recorded_an_ignored_key_resumes_without_naming_it_again(tmp_path, caplog):
+    model, recipe = recipe_with_unknown_key(tmp_path)
+    first = run_cli("train", recipe, "--ignore-key", "mup_scale")
+    assert first.returncode == 0, first.stderr
+    again = run_cli("train", recipe, "--set", "run.steps=2")
+    assert again.returncode == 0, again.stderr
+    assert "the key mup_scale is ignored" in again.stderr + caplog.text
+    rewrite(model, another=1)
+    refused = run_cli("train", recipe, "--set", "run.steps=3")
+    assert refused.returncode == 1
+    assert "another = 1. The model may need it." in " ".join(refused.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "generate {model} --prompt the --max-tokens 1",
+        "export {model} --out {out}",
+        "eval {model} --corpus {corpus} --rows 1 --sequence-length 8",
+        "data teach {corpus} --model {model} --out {out} --top-k 2 --sequence-length 8",
+        "kernels {model} --quick",
+        "train {recipe} --dry-run",
+        "recipes check {recipe}",
+        "launch local {recipe} --dry-run",
+        "launch slurm {recipe} --dry-run",
+    ],
+)
+def test_every_command_that_opens_a_folder_can_ignore_a_key(tmp_path, caplog, words):
+    model, recipe = recipe_with_unknown_key(tmp_path)
+    corpus = tmp_path / "corpus"
     given = words.format(
         model=model, corpus=corpus, recipe=recipe, out=tmp_path / "out", folder=tmp_path
     ).split()

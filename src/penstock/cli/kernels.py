@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import add_fields, fields_of
+from penstock.cli.options import add_fields, add_ignore_key, fields_of, recipe_settings
 from penstock.core import clock
 from penstock.core.files import check_folder_of
 from penstock.core.log import set_up
@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         EngineConfig,
         *("device", "weights", "cache", "max_sequences", "max_context", "block_size"),
     )
+    add_ignore_key(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -96,7 +97,7 @@ def _of_training(arguments: argparse.Namespace, device: "torch.device") -> "list
     from penstock.train.kernels import operations_of
     from penstock.train.recipe.load import build_recipe, read_recipe
 
-    config = build_recipe(read_recipe(arguments.model, arguments.set))
+    config = build_recipe(read_recipe(arguments.model, recipe_settings(arguments)))
     return operations_of(config, layout_of(config.parallel, world_size=arguments.processes), device)
 
 
@@ -107,7 +108,8 @@ def _of_serving(arguments: argparse.Namespace, device: "torch.device") -> "list[
     from penstock.engine.model_runner.kv_cache import type_of_pages
     from penstock.engine.model_runner.open import open_config
 
-    model, config = open_config(arguments.model), EngineConfig(**fields_of(arguments, EngineConfig))
+    config = EngineConfig(**fields_of(arguments, EngineConfig))
+    model = open_config(arguments.model, ignored_keys=config.ignored_keys)
     dtype = torch.float32 if config.weights == "float32" else torch.bfloat16
     pages = type_of_pages(config.cache, dtype=dtype, head_dim=model.size_of_head)
     return operations_of(model, config, dtype=dtype, pages=pages, device=device)

@@ -415,10 +415,14 @@ def _say_raised_rate(recipe: TrainConfig, kept: KeptRecipe, *, step: int) -> Non
         schedule=recipe.schedule,
     )
     if step and now > _RAISED * was:
+        causes = [
+            f"{name} is {plain(new)}, and was {plain(old)}"
+            for name, (old, new) in kept.changes.items()
+            if name in ("run.steps", "optim.learning_rate") or name.startswith(prefix)
+        ]
         told = (
-            f"The learning rate of step {step + 1:,} rises from {was:.3g} to {now:.3g}: its schedule is that "
-            f"of {recipe.run.steps:,} steps now. To continue from {was:.3g}, set optim.learning_rate and "
-            'schedule.rule = "constant".'
+            f"The learning rate of step {step + 1:,} rises from {was:.3g} to {now:.3g}: {'; '.join(causes)}. "
+            f'To continue at {was:.3g}, set optim.learning_rate = {was:.3g} and schedule.rule = "constant".'
         )
         logger.warning("learning_rate step=%d from=%.3g to=%.3g", step + 1, was, now, extra={"told": told})
 

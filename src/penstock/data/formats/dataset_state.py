@@ -29,21 +29,28 @@ def data_files(content: bytes, name: str) -> list[str]:
         state = json.loads(content)
         files = state.get("_data_files", [])
         names = [str(file["filename"]) for file in files]
-        is_selection = any(state.get(key) for key in _MAPPINGS) or any(map(_is_part, files))
+        mappings = [key for key in _MAPPINGS if state.get(key)]
+        parts = [file["filename"] for file in files if _is_part(file)]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         fix = "It is truncated or altered: restore it."
         raise CorpusError(f"{name} is no state of a dataset", fix=fix) from None
-    if is_selection:
-        raise selection_error(name.removesuffix(STATE).rstrip("/") or ".")
+    if mappings or parts:
+        why = f"{STATE} has {mappings[0]}" if mappings else f"{STATE} takes a part of {parts[0]}"
+        raise selection_error(name.removesuffix(STATE).rstrip("/") or ".", why=why)
     return names
 
 
-def selection_error(folder: str) -> CorpusError:
-    """Return the error for a dataset whose rows are a selection."""
+def selection_error(folder: str, *, why: str = f"it has {INDICES}") -> CorpusError:
+    """Return the error for a dataset whose rows are a selection.
+
+    Args:
+        why: what in the folder says so.
+    """
     return CorpusError(
-        f"The dataset {folder} is a selection of the rows in its files ({INDICES}); whole files are read",
-        fix="Load it with the version of datasets that wrote it, and save it with "
-        "`dataset.flatten_indices().save_to_disk(...)`.",
+        f"The dataset {folder} is a selection of the rows in its files ({why}), and Penstock would read all "
+        "rows of the files, those that were filtered out too",
+        fix="Write the selected rows: in Python `datasets.load_from_disk(FOLDER).flatten_indices()"
+        ".save_to_disk(NEW)`, with the version of datasets that wrote it; then give NEW.",
     )
 
 

@@ -63,7 +63,8 @@ def with_start(raw: Raw) -> Raw:
     before = _kept(run)
     if before is not None and _is_gone(run, before["run"]):  # its weights are in the run's own checkpoints
         return {**raw, "run": {**run, **_pin(before["run"])}, "model": before["model"]}
-    start = start_of(run, before, ignored_keys=ignored)
+    recorded = before["model"].get("ignored_keys", []) if before is not None else []
+    start = start_of(run, before, ignored_keys=[*ignored, *recorded])
     known = run.get("start_hash") or start.identity
     if known != start.identity:
         raise ConfigError(

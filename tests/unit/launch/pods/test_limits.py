@@ -75,8 +75,8 @@ def test_a_path_that_is_not_plain_is_refused(path):
 
 
 SYSTEM = (
-    "/proc /proc/self /sys /sys/fs/cgroup /dev /dev/shm/x /etc /etc/ssl /usr /usr/bin /lib64 /bin /boot /run/secrets "
-    "/var /var/run/secrets/kubernetes.io /opt /opt/penstock/lib"
+    "/proc /proc/self /sys /sys/fs/cgroup /dev /dev/shm/x /etc /etc/ssl /usr /usr/bin /lib64 /bin /boot "
+    "/run/secrets /var /var/run/secrets/kubernetes.io /opt /opt/penstock/lib"
 )
 
 
