@@ -182,9 +182,9 @@ def test_an_ignored_key_is_warned_of_once_and_recorded_wherever_the_folder_goes(
     with pytest.raises(ModelError, match=r"config\.json: .* mup_scale = 0\.5"):
         load_pretrained(llama)
     ignored = ["mup_scale", "of_another_folder"]
-    model, _ = open_model(llama, ignored_keys=ignored)
+    model, _ = open_model(str(llama), ignored_keys=ignored)
     start = find_start(llama, ignored_keys=ignored)
-    assert open_config(llama, ignored_keys=ignored).ignored_keys == ("mup_scale",)
+    assert open_config(str(llama), ignored_keys=ignored).ignored_keys == ("mup_scale",)
     assert model.config.ignored_keys == start.model.ignored_keys == ("mup_scale",)
     assert [record.getMessage().count("mup_scale") for record in caplog.records] == [1]
     save_pretrained(model.state_dict(), model.config, tmp_path / "out")

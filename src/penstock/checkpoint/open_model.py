@@ -16,7 +16,7 @@ from penstock.nn.unfilled import on_device, unfilled
 
 
 def open_model(
-    path: Path, *, step: int | None = None, place: TensorParallelRank = ALONE
+    path: Path | str, *, step: int | None = None, place: TensorParallelRank = ALONE
 ) -> tuple[nn.Module, Path | None]:
     """Open the model of a checkpoint, or of a run's newest one: float32, on the CPU.
 
@@ -33,6 +33,7 @@ def open_model(
         CheckpointError: there is no checkpoint, or it is damaged; or it is an adapter's, and its base is
             gone.
     """
+    path = Path(path)
     saved = find(path, step=step)
     index = saved.index()
     whole = index.meta.model

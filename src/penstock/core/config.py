@@ -220,6 +220,8 @@ def _check_plain(value: Any, hint: Any, *, where: str, infinite: bool) -> Any:
         quotable = hint is str and isinstance(value, int | float)
         fix = "Write it in quotes." if quotable else "Correct its type."
         raise ConfigError(f"{where} must be {_in_words(hint)}", got=value, fix=fix)
+    if hint is str and "\0" in value:
+        raise ConfigError(f"{where} contains the character NUL", got=value, fix="Remove \\u0000.")
     return _number(value, hint, where=where, infinite=infinite) if hint in (int, float) else value
 
 

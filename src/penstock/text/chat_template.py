@@ -65,12 +65,13 @@ class ChatTemplate:
         return () if self.source is not None else ("\nUser:", "\nSystem:")
 
 
-def load_template(folder: Path) -> ChatTemplate:
+def load_template(folder: Path | str) -> ChatTemplate:
     """Read the templates in a folder's files or in `tokenizer_config.json`; a plain one if there are none.
 
     Raises:
         ModelError: one of them cannot be read.
     """
+    folder = Path(folder)
     path, config = folder / "tokenizer_config.json", {}
     if path.is_file():
         try:
@@ -182,17 +183,24 @@ def _with_reasoning(message: Mapping[str, object]) -> Mapping[str, object]:
     return message if reasoning is None else {**message, **dict.fromkeys(REASONING_KEYS, reasoning)}
 
 
-def reasoning_of(message: Mapping[str, object]) -> object:
+def reasoning_of(message: Mapping[str, object]) -> str | None:
     """Return the reasoning of a message, under whichever key; an empty one counts only if there is no other.
 
     Raises:
-        UsageError: two keys have different reasoning.
+        UsageError: two keys have different reasoning, or it is not text.
 
     >>> reasoning_of({"reasoning_content": "", "reasoning": "Why."})
     'Why.'
     """
-    given = {key: message[key] for key in REASONING_KEYS if message.get(key) is not None}
-    filled = {key: value for key, value in given.items() if not isinstance(value, str) or value.strip()}
+    given: dict[str, Any] = {k: message[k] for k in REASONING_KEYS if message.get(k) is not None}  # Any: JSON
+    for value in given.values():
+        if not isinstance(value, str):
+            raise UsageError(
+                "A message has reasoning that is not text",
+                got=str(value)[:80],
+                fix="Write it as one text, or leave it out.",
+            )
+    filled = {key: value for key, value in given.items() if value.strip()}
     first = next(iter((filled or given).values()), None)
     if any(value != first for value in filled.values()):
         raise UsageError(

@@ -31,6 +31,8 @@ from penstock.text.generation_tags import Span, check_rest_of_tags, tagged, with
 from penstock.text.template_drops import Render, check_kept, check_tools, has_dropped
 
 _SPACE = re.compile(r"\s*")
+_OPENED = re.compile(r"\s*<([\w-]+)>\s*\Z")
+"""A prompt's last tag, which opens a thought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +345,8 @@ def _prompt_span(text: str, before: int, content: int, prompt: str) -> Span:
     """Return where the generation prompt of an answer starts and ends, or the beginning of one that it has.
 
     Earlier turns may lack the end of a prompt, such as a `<think>` that the model continues. An empty thought
-    may be closed where the prompt breaks the line.
+    may be closed where the prompt breaks the line, or by a closing tag alone (GLM 4.7): the model writes it
+    after its prompt, so it is learned.
 
     Args:
         content: where the text of the turn begins; inside the prompt if it opens a thought.
@@ -352,11 +355,19 @@ def _prompt_span(text: str, before: int, content: int, prompt: str) -> Span:
     (7, 18)
     >>> _prompt_span("Hi<end><assistant><think></think>Hello.", 0, 33, "<assistant><think>\\n")
     (7, 25)
+    >>> _prompt_span("Hi<end><assistant></think>Hello.", 0, 26, "<assistant><think>")
+    (7, 18)
     """
     for written in (prompt, prompt.rstrip()):
         at = text.rfind(written, before, content + len(written)) if written else -1
         if 0 <= at <= content:
             return at, at + _common(text[at : at + len(prompt)], prompt)
+    end = content
+    if opened := _OPENED.search(prompt):
+        closed = re.compile(rf"\s*</{re.escape(opened[1])}>\s*\Z").search(text[before:content])
+        end = before + closed.start() if closed else content
     lengths = range(len(prompt), 0, -1)
-    common = next((n for n in lengths if text.endswith(prompt[:n], before, content)), 0)
-    return content - common, content
+    common = next((n for n in lengths if text.endswith(prompt[:n], before, end)), 0)
+    if not common:
+        return content, content
+    return end - common, end

@@ -72,8 +72,11 @@ def has_dropped(message: Mapping[str, object], answer: str, index: int, *, is_la
     thoughts = [str(message[key]) for key in REASONING_KEYS if isinstance(message.get(key), str)]
     if "</think>" in content:
         thoughts.append(content.rpartition("</think>")[0].removeprefix("<think>"))
+    rest = content.rpartition("</think>")[2].strip()
+    # a thought may be a part of what is said, such as a number: it is looked for beside that
+    beside = MARK.join(answer.rsplit(rest, 1)) if rest else answer
     for thought in thoughts if is_last else ():
-        if not _holds(answer, thought.strip()):
+        if not _holds(beside, thought.strip()):
             raise UsageError(
                 f"The template drops the reasoning of the last turn, message {index + 1}",
                 got=thought.strip()[:60],
@@ -92,7 +95,6 @@ def has_dropped(message: Mapping[str, object], answer: str, index: int, *, is_la
         )
     dropped = not all(written)
     if not _holds(answer, content):
-        rest = content.rpartition("</think>")[2].strip()
         if not functions and (rest == content or not _holds(answer, rest)):
             raise UsageError(
                 f"The template drops or changes the text of the assistant's turn, message {index + 1}",

@@ -186,6 +186,12 @@ def test_a_setting_inside_a_value_is_refused() -> None:
         override({"a": {"b": 1}}, ["a.b.c=2"])
 
 
+def test_a_text_with_the_character_nul_is_refused_by_key() -> None:
+    for raw, key in (({"name": "a\0b"}, "name"), ({"name": "a", "many": ["b", "\0"]}, r"many\[1\]")):
+        with pytest.raises(ConfigError, match=f"{key} contains the character NUL"):
+            build(Outer, raw)
+
+
 def test_a_missing_recipe_and_broken_toml_and_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"none\.toml does not exist"):
         load_toml(tmp_path / "none.toml")

@@ -34,7 +34,10 @@ def called(**keys):
 
 def learned(name, messages, tools=()):
     """Return the learned text of each turn, of the template `name`; its text is that of transformers."""
-    source = (OF_TRL / f"{name}.jinja").read_text()
+    return learned_of((OF_TRL / f"{name}.jinja").read_text(), messages, tools)
+
+
+def learned_of(source, messages, tools=()):
     template = ChatTemplate(source=source, variables=TOKENS)
     renderer = Renderer(
         render=partial(render, template=template), control=CONTROL, has_tags="generation %}" in source
@@ -115,3 +118,50 @@ def test_calls_before_an_answer_lose_their_reasoning_in_gpt_oss_and_are_found():
     calls = learned("gptoss", [*talk, answered("Three.", reasoning="Seen.")], TOOLS)
     assert calls[:2] == IN_TOOLS["gptoss"][:1] * 2
     assert calls[2].startswith("<|channel|>analysis<|message|>Seen.<|end|>")
+
+
+CLOSED = (
+    "{% for m in messages %}{{ '<|' ~ m.role ~ '|>' }}{% if m.role == 'assistant' %}"
+    "{% if m.reasoning_content %}{{ OPEN ~ m.reasoning_content ~ '</think>' }}{% else %}"
+    "{{ '</think>' ~ AFTER }}{% endif %}{% endif %}{{ m.content ~ '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' ~ OPEN }}{% endif %}"
+)
+"""A thought that was not thought is closed without being opened, as in GLM 4.7."""
+
+
+@pytest.mark.parametrize("opening", ["<think>", "<think>\n", "\n<think>"])
+@pytest.mark.parametrize("after", ["", "\n", "\n\n"])
+def test_a_closing_tag_alone_is_learned_in_every_turn_with_what_follows(opening, after):
+    source = CLOSED.replace("OPEN", repr(opening)).replace("AFTER", repr(after))
+    talk = [asked("Hi"), answered("Bye"), asked("</think>"), answered("Oh", thinking="Why."), asked("a")]
+    found = learned_of(source, [*talk, answered("</x>")])
+    close = f"</think>{after}"
+    assert found == [f"{close}Bye<|end|>", "Why.</think>Oh<|end|>", f"{close}</x><|end|>"]
+
+
+DROPS = (
+    "{% for m in messages %}{{ '<|' ~ m.role ~ '|>' ~ m.content.split('</think>')[-1] ~ '<|end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        answered("<think>4</think>2 + 2 = 4"),
+        answered("2 + 2 = 4", reasoning="4"),
+        answered("<think>Bye</think>Bye"),
+        answered("Bye", thinking="Bye"),
+    ],
+)
+def test_dropped_reasoning_that_is_a_part_of_what_is_said_is_refused(turn):
+    with pytest.raises(UsageError, match="drops the reasoning of the last turn, message 2"):
+        learned_of(DROPS, [asked("Hi"), turn])
+
+
+@pytest.mark.parametrize("value", [["Why."], {"text": "Why."}, 4, True])
+@pytest.mark.parametrize("key", REASONING_KEYS)
+def test_reasoning_that_is_no_text_is_refused(key, value):
+    with pytest.raises(UsageError, match="A message has reasoning that is not text"):
+        learned("qwen3", [asked("Hi"), answered("Bye", **{key: value})])

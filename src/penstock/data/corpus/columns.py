@@ -269,13 +269,14 @@ class ColumnWriter:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | str,
         manifest: Manifest,
         entries: Sequence[ColumnEntry],
         *,
         made_with: Mapping[str, Any] | None = None,  # Any: JSON values
         finishes: bool = True,
     ) -> None:
+        folder = Path(folder)
         if folder.exists():
             raise UsageError(f"{folder} exists", fix="Name a folder that does not, or remove it.")
         self.folder, self._manifest, self._entries = folder, manifest, tuple(entries)

@@ -205,12 +205,13 @@ class Manifest:
         return None if index is None else sum(shard.columns[index].ones for shard in self.shards)
 
 
-def load_manifest(folder: Path) -> Manifest:
+def load_manifest(folder: Path | str) -> Manifest:
     """Read a corpus's manifest.
 
     Raises:
         CorpusError: the folder is missing, is not a finished corpus, or its manifest is damaged.
     """
+    folder = Path(folder)
     path = folder / MANIFEST_FILE
     if not path.is_file():
         make = "Make it with `penstock data prepare INPUT --out DIR`."

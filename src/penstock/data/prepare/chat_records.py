@@ -286,19 +286,13 @@ def _rename_keys(message: Message, number: int) -> None:
         if found and found != thought:
             raise UsageError(
                 f"Message {number} has different reasoning in its content and under a key",
-                got=[thought[:60], str(found)[:60]],
+                got=[thought[:60], found[:60]],
                 fix="Both mean one thing: leave one.",
             )
         found = thought
-    if found and not isinstance(found, str):
-        raise UsageError(
-            f"Message {number} has reasoning that is not text",
-            got=str(found)[:80],
-            fix="Write it as one text, or leave it out.",
-        )
     for name in REASONING_KEYS:
         message.pop(name, None)
-    if isinstance(found, str):
+    if found is not None:
         message["reasoning_content"] = found
 
 

@@ -13,8 +13,11 @@ from penstock.models.llama.model import Llama
 from penstock.models.llama.tensor_slices import ALONE, TensorParallelRank
 
 
-def open_config(path: Path, *, step: int | None = None, ignored_keys: Collection[str] = ()) -> LlamaConfig:
+def open_config(
+    path: Path | str, *, step: int | None = None, ignored_keys: Collection[str] = ()
+) -> LlamaConfig:
     """Return the config of the model in a folder; raises as `open_model` does."""
+    path = Path(path)
     _check_folder(path)
     if is_hugging_face(path):
         if step is not None:
@@ -25,14 +28,16 @@ def open_config(path: Path, *, step: int | None = None, ignored_keys: Collection
     return find(path, step=step).index().meta.model
 
 
-def identity_of_model(path: Path, *, step: int | None = None, ignored_keys: Collection[str] = ()) -> str:
+def identity_of_model(
+    path: Path | str, *, step: int | None = None, ignored_keys: Collection[str] = ()
+) -> str:
     """Return the identity of the weights in a folder, as run.start_hash has it; raises as `open_model`
     does."""
-    return find_start(path, step=step, ignored_keys=ignored_keys).identity
+    return find_start(Path(path), step=step, ignored_keys=ignored_keys).identity
 
 
 def open_model(
-    path: Path,
+    path: Path | str,
     *,
     step: int | None = None,
     place: TensorParallelRank = ALONE,
@@ -51,6 +56,7 @@ def open_model(
         UsageError: the folder does not exist.
         ModelError, CheckpointError: the folder has no model that can be opened.
     """
+    path = Path(path)
     _check_folder(path)
     if is_hugging_face(path):
         tokenizer = path / "tokenizer.json"
