@@ -12,7 +12,7 @@ from rich.progress import Progress as Bar
 from penstock.core.clock import monotonic
 from penstock.core.units import duration, si
 
-_SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_LINES = 4.0  # no command is silent for five seconds
 
 
 class Display(AbstractContextManager["Display"]):

@@ -24,7 +24,7 @@ from penstock.data.corpus.columns import LEARNED, REJECTED
 from penstock.data.corpus.manifest import ColumnEntry
 from penstock.data.prepare.chat_records import ChatKind, Conversation, Side, conversation_of
 from penstock.data.prepare.documents import TOO_LONG, Document, RawChat, Record, Rejection
-from penstock.data.prepare.tokenize import OnWhole, RecordPosition, batches
+from penstock.data.prepare.tokenize import OnWait, OnWhole, RecordPosition, awaited, batches
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.learned_tokens import RenderedChat
 from penstock.text.template_markers import markers_in, may_be_text
@@ -150,6 +150,7 @@ class ChatEncoder:
         *,
         dtype: type[np.uint16 | np.uint32],
         on_whole: OnWhole = lambda _place, _bytes: None,
+        on_wait: OnWait = lambda: None,
     ) -> Iterator[list[Encoded]]:
         """Yield batches of records with their tokens and columns, in the given order.
 
@@ -157,6 +158,7 @@ class ChatEncoder:
 
         Args:
             on_whole: called before a conversation of more than 2 MiB is encoded, with its bytes.
+            on_wait: called each second while a batch is encoded.
         """
         ahead: Future[list[Encoded]] | None = None
         pool = ThreadPoolExecutor(1, "chat-tokens")
@@ -164,10 +166,10 @@ class ChatEncoder:
             for batch in batches(places, most_bytes=_BATCH_BYTES, most_records=_BATCH_RECORDS):
                 following = pool.submit(self._encoded, batch, dtype, on_whole)
                 if ahead is not None:
-                    yield ahead.result()
+                    yield awaited(ahead, on_wait)
                 ahead = following
             if ahead is not None:
-                yield ahead.result()
+                yield awaited(ahead, on_wait)
         finally:  # after Ctrl-C, batches that have not begun are dropped
             pool.shutdown(cancel_futures=True)
 

@@ -22,7 +22,7 @@ from penstock.data.prepare.inputs import is_code, shown
 from penstock.data.prepare.journal import Journal, JournalEntry, open_journal, read_journal, remove_strays
 from penstock.data.prepare.plan import InputFile, OnProgress, PreparationPlan, Progress
 from penstock.data.prepare.shards import ShardBuilder
-from penstock.data.prepare.tokenize import OnWhole, RecordPosition, tokenised
+from penstock.data.prepare.tokenize import OnWait, OnWhole, RecordPosition, tokenised
 from penstock.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -83,10 +83,16 @@ def fill_shards(
         on_progress(filler.progress(last.input, 0))
         places = _places(plan.files, options, last)
         told = partial(_say_whole, plan.files, is_chat=chats is not None)
-        for batch in _encoded(places, tokenizer, dtype, chats, on_whole=told):
+        number, consumed = last.input, 0
+
+        def on_wait() -> None:
+            on_progress(filler.progress(number, consumed))
+
+        for batch in _encoded(places, tokenizer, dtype, chats, on_whole=told, on_wait=on_wait):
             for (number, record), tokens, found in batch:
                 filler.take(number, record, tokens, found)
-            on_progress(filler.progress(number, record.consumed))
+            consumed = record.consumed
+            on_progress(filler.progress(number, consumed))
         filler.finish()
         on_progress(filler.progress(len(plan.files), 0))
 
@@ -98,16 +104,19 @@ def _encoded(
     chats: Callable[[], ChatEncoder] | None,
     *,
     on_whole: OnWhole,
+    on_wait: OnWait,
 ) -> Iterator[list[Encoded]]:
     """Yield batches of records with their tokens and columns."""
     if chats is None:
         eos_id = tokenizer.eos_id
-        for batch in tokenised(places, tokenizer, dtype=dtype, eos_id=eos_id, on_whole=on_whole):
+        for batch in tokenised(
+            places, tokenizer, dtype=dtype, eos_id=eos_id, on_whole=on_whole, on_wait=on_wait
+        ):
             yield [(place, tokens, {}) for place, tokens in batch]
         return
     with closing(chats()) as encoder:
         encoder.check()
-        yield from encoder.batches(places, dtype=dtype, on_whole=on_whole)
+        yield from encoder.batches(places, dtype=dtype, on_whole=on_whole, on_wait=on_wait)
 
 
 def _places(files: Sequence[InputFile], options: ReadOptions, last: JournalEntry) -> Iterator[RecordPosition]:

@@ -7,10 +7,10 @@ cannot be cut is encoded as a whole up to WHOLE_BYTES, and rejected above.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from itertools import pairwise
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from penstock.core.arrays import Tokens
 from penstock.core.units import mib
 from penstock.data.prepare.documents import Document, RawChat, Record, Rejection
 from penstock.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 PIECE_CHARS = 2**18
 WHOLE_BYTES = 16 * 2**20
@@ -34,6 +36,9 @@ Pieces = list[tuple[str, str]]
 """Pieces of a text: for each the character before it, "" for the first, and its text."""
 OnWhole = Callable[[RecordPosition, int], None]
 """Callback with a record and the bytes of a long text in it that has no safe cut."""
+OnWait = Callable[[], None]
+"""Callback while nothing else can be reported."""
+_WAIT_S = 1.0
 
 
 def tokenised(
@@ -43,6 +48,7 @@ def tokenised(
     dtype: type[np.uint16 | np.uint32],
     eos_id: int | None,
     on_whole: OnWhole = lambda _place, _bytes: None,
+    on_wait: OnWait = lambda: None,
 ) -> Iterator[list[tuple[RecordPosition, Tokens | None]]]:
     """Yield batches of records with their tokens (None for a rejection), in the given order.
 
@@ -52,6 +58,7 @@ def tokenised(
         tokenizer: used by one other thread, for one batch at a time.
         eos_id: appended to every document; None: nothing is appended.
         on_whole: called before a text of more than 4 MiB is encoded as a whole.
+        on_wait: called each second while a batch is encoded.
     """
     pool = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
     ahead: Future[list[Tokens]] | None = None
@@ -62,12 +69,19 @@ def tokenised(
             texts = [pieces for _, pieces in cut if pieces is not None]
             following = pool.submit(_encode_all, texts, tokenizer, dtype, eos_id)
             if ahead is not None:
-                yield _joined(before, ahead.result())
+                yield _joined(before, awaited(ahead, on_wait))
             ahead, before = following, [place for place, _ in cut]
         if ahead is not None:
-            yield _joined(before, ahead.result())
+            yield _joined(before, awaited(ahead, on_wait))
     finally:  # after Ctrl-C, batches that have not begun are dropped
         pool.shutdown(cancel_futures=True)
+
+
+def awaited(future: Future[T], on_wait: OnWait) -> T:
+    """Return the result of a future; call `on_wait` each second until there is one."""
+    while not wait([future], _WAIT_S).done:
+        on_wait()
+    return future.result()
 
 
 def pieces_of(text: str, tokenizer: Tokenizer, *, size: int) -> Pieces:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import threading
 from datetime import UTC, datetime
 
 import datasets
@@ -15,7 +16,7 @@ import tokenizers
 from penstock.core.errors import CorpusError, InputError, PenstockError, UsageError
 from penstock.data import Loader, open_corpus
 from penstock.data.corpus.manifest import load_manifest
-from penstock.data.prepare import PrepareConfig, chat_tokens, prepare
+from penstock.data.prepare import PrepareConfig, chat_tokens, prepare, tokenize
 from penstock.data.prepare.append import append
 from penstock.data.prepare.chat_records import conversation_of, kind_of_chat
 from penstock.data.prepare.documents import ReadOptions, read_records
@@ -1122,3 +1123,30 @@ def test_a_long_conversation_is_said_to_take_long_and_to_need_memory(tmp_path, m
     made(tmp_path, [talk("Hi", "Hello."), talk("Hi", "Hello. " * 200)], model)
     [told] = [record.told for record in caplog.records if "encoding_whole" in record.message]
     assert "chats.jsonl, record 2, has 1.4 KiB as the template writes it." in told
+
+
+@pytest.mark.parametrize("chat", [True, False], ids=["conversations", "texts"])
+def test_progress_is_reported_while_one_long_record_is_encoded(model, tmp_path, monkeypatch, chat):
+    """The encoding ends once progress was reported twice since it began."""
+    monkeypatch.setattr(tokenize, "_WAIT_S", 0.01)
+    seen, twice = [], threading.Event()
+    name = "encode_rendered_batch" if chat else "encode_batch"
+    encode = getattr(Tokenizer, name)
+
+    def slowly(self, texts):
+        seen.clear()
+        assert twice.wait(60)
+        return encode(self, texts)
+
+    def on_progress(progress):
+        seen.append(progress)
+        if len(seen) >= 2 and progress.stage == "tokenise":
+            twice.set()
+
+    record = talk("Hi", "Hello.") if chat else {"text": "Hi"}
+    config = PrepareConfig(tokenizer=model / "tokenizer.json", chat=ChatConfig() if chat else None)
+    with monkeypatch.context() as patch:
+        patch.setattr(Tokenizer, name, slowly)
+        path = lines(tmp_path / "a.jsonl", [record])
+        prepare([path], tmp_path / "out", config=config, on_progress=on_progress)
+    assert twice.is_set()
