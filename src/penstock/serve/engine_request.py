@@ -9,7 +9,7 @@ from penstock.core.errors import UsageError
 from penstock.engine.prompts import check_prompt, room_after
 from penstock.engine.request import Request
 from penstock.engine.sampling_params import Sampling
-from penstock.serve.errors import ApiError, api_error_of
+from penstock.serve.errors import ApiError, api_error_of, named_key
 from penstock.serve.limits import ServerLimits
 from penstock.serve.schema.base import Generation, Truncation
 from penstock.serve.state import ModelInfo
@@ -228,7 +228,7 @@ def _sampling(body: Generation, num_logprobs: int | None, served: ModelInfo) -> 
             logprob_token_ids=tuple(body.logprob_token_ids or ()),
         )
     except UsageError as error:
-        raise api_error_of(error) from None
+        raise api_error_of(error, param=named_key(error, type(body).model_fields)) from None
 
 
 def _given(value: float | None, default: float) -> float:

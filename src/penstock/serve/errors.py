@@ -4,7 +4,7 @@
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -88,6 +88,21 @@ def api_error_of(error: PenstockError, *, param: str | None = None) -> ApiError:
     return ApiError(400 if isinstance(error, UsageError) else 500, str(error), param=param)
 
 
+_NAMED_ELSE = {"bad_words_ids": "bad_words", "num_logprobs": "top_logprobs", "stop_texts": "stop"}
+"""Key of a request -> by the engine's name."""
+
+
+def named_key(error: PenstockError, keys: Collection[str]) -> str | None:
+    """Return the key of a request that an error's message begins with; None: no key.
+
+    >>> named_key(UsageError("top_p must be in (0, 1]"), ["top_p"]), named_key(UsageError("No."), ["top_p"])
+    ('top_p', None)
+    """
+    first, *_ = str(error).split(maxsplit=1)
+    name = _NAMED_ELSE.get(first, first)
+    return name if name in keys else None
+
+
 def add_handlers(app: FastAPI) -> None:
     """Respond to every failure with an error object; `app.state.addresses` are suggested for unknown
     paths."""
@@ -114,9 +129,9 @@ async def _on_api_error(_request: Request, error: Exception) -> JSONResponse:
     return error.response()
 
 
-async def _on_penstock_error(_request: Request, error: Exception) -> JSONResponse:
+async def _on_penstock_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, PenstockError), error
-    return api_error_of(error).response()
+    return api_error_of(error, param=named_key(error, _keys_of(request))).response()
 
 
 async def _on_invalid(request: Request, error: Exception) -> JSONResponse:

@@ -194,6 +194,12 @@ class GrammarCompiler:
             raise
         except BaseException as error:  # numbers beyond 64 bits; a Rust panic is not an Exception
             wrong = str(error) or repr(error)
+        if wrong is not None and form == "regex":
+            raise UsageError(
+                f"The regular expression cannot be used: {_reason_of_regex(wrong)}",
+                got=content if len(content) <= _MAX_SHOWN else f"{content[:_MAX_SHOWN]}...",
+                fix="Correct or simplify it; the syntax is that of Rust's regex, without look-around.",
+            )
         if wrong is not None:
             fix = "Correct or simplify it."
             raise UsageError(f"The grammar cannot be used: {_reason(wrong)}", fix=fix)
@@ -234,6 +240,19 @@ def _reason(message: str) -> str:
     return _WRAPPED.sub("#", _QUOTED.sub("", text).rpartition(_OF_SCHEMA)[2])[:300].removesuffix(".")
 
 
+def _reason_of_regex(message: str) -> str:
+    """Return what is wrong with a regular expression, without the grammar that was made of it.
+
+    >>> _reason_of_regex('at 1(8): invalid regex "(" (in regex): ( ^ error: unclosed group')
+    'unclosed group'
+    """
+    if "NoExtensionBias" in message:
+        return "no text matches it"
+    _, is_parsed, why = message.rpartition("error: ")
+    return _reason(why) if is_parsed else _reason(message.partition("(in regex): ")[2] or message)
+
+
+_MAX_SHOWN = 200
 _QUOTED = re.compile(r" 1 \| .*")
 _OF_SCHEMA = "failed to compile JSON schema: "
 _WRAPPED = re.compile(r"/anyOf/\d+/properties/arguments(?=/)")

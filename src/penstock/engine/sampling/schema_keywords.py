@@ -6,14 +6,20 @@ others say the same, and names the rest. Subschemas stay where they are, so that
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from typing import Any, cast
+from urllib.parse import unquote
 
 from penstock.core.errors import UsageError
 
 Schema = Any
 """A JSON schema: an object, True or False."""
 Rewrite = Callable[[dict[str, Any], Schema], bool]
+Resolve = Callable[[Schema], Schema]
+"""Returns a schema with what its references name."""
 
 FORMATS = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
@@ -23,7 +29,9 @@ FORMATS = frozenset(
 _OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _ONE = ("additionalProperties", "items")
-_DIALECT = re.compile(r"https?://json-schema\.org/.*")
+_DIALECT = re.compile(r"https?://json-schema\.org/(?:(draft-0[3-7])|(draft/20\d\d-\d\d))/schema#?")
+_MOST_REFERENCES = 32
+"""References that are followed one after the other."""
 _EVALUATE = (
     "anyOf",
     "oneOf",
@@ -64,7 +72,7 @@ def enforceable(schema: Mapping[str, Any], *, strict: bool, key: str = "") -> En
     """
     missed: list[str] = []
     try:
-        found = _walked(dict(schema), "#", missed)
+        found = _walked(_with_targets(dict(schema)), "#", missed, partial(_resolved, root=schema))
     except RecursionError:
         raise UsageError("A schema is nested too deeply", fix="Flatten it.") from None
     not_enforced = tuple(f"{one}{f' of {key}' if key else ''}" for one in missed)
@@ -77,10 +85,93 @@ def enforceable(schema: Mapping[str, Any], *, strict: bool, key: str = "") -> En
     return Enforceable(cast("dict[str, Any]", found), not_enforced)
 
 
-def _walked(schema: Schema, path: str, missed: list[str]) -> Schema:
+def _with_targets(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema whose references into keywords that are rewritten name copies in `$defs`.
+
+    >>> _with_targets({"not": {"const": 1}, "items": {"$ref": "#/not"}})
+    {'not': {'const': 1}, 'items': {'$ref': '#/$defs/of-0'}, '$defs': {'of-0': {'const': 1}}}
+    """
+    definitions = schema.get("$defs", {})
+    if not isinstance(definitions, dict):
+        return schema
+    names: dict[str, str] = {}
+    for pointer in sorted({one for one in _references(schema) if not _REWRITTEN.isdisjoint(one.split("/"))}):
+        with suppress(LookupError, ValueError, TypeError):
+            target = _at(schema, pointer)
+            names[pointer] = next(name for n in count() if (name := f"of-{n}") not in definitions)
+            definitions = {**definitions, names[pointer]: target}
+    return cast("dict[str, Any]", _renamed({**schema, "$defs": definitions}, names)) if names else schema
+
+
+def _references(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        reference = value.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#/"):
+            yield reference
+        for one in value.values():
+            yield from _references(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _references(one)
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:  # Any: JSON
+    """Return a schema whose references have other names: pointer -> definition."""
+    if isinstance(value, list):
+        return [_renamed(one, names) for one in value]
+    if not isinstance(value, dict):
+        return value
+    found = {
+        name: one if name in ("const", "enum", "default", "examples") else _renamed(one, names)
+        for name, one in value.items()
+    }
+    if isinstance(pointer := value.get("$ref"), str) and pointer in names:
+        found["$ref"] = f"#/$defs/{names[pointer]}"
+    return found
+
+
+def _at(schema: Schema, pointer: str) -> Schema:
+    """Return what a pointer such as #/properties/a names.
+
+    Raises:
+        LookupError, ValueError, TypeError: nothing.
+    """
+    for name in pointer.split("/")[1:]:
+        part = unquote(name).replace("~1", "/").replace("~0", "~")
+        schema = schema[int(part)] if isinstance(schema, list) else schema[part]
+    return schema
+
+
+def _resolved(schema: Schema, *, root: Mapping[str, Any]) -> Schema:
+    """Return a schema with the keywords of what it refers to, which its values match too."""
+    for _ in range(_MOST_REFERENCES):
+        if not isinstance(schema, dict):
+            return schema
+        rest, parts = dict(schema), []
+        if isinstance(pointer := rest.get("$ref"), str) and pointer.startswith("#/"):
+            del rest["$ref"]
+            with suppress(LookupError, ValueError, TypeError):
+                parts.append(_at(root, pointer))
+        if isinstance(all_of := rest.get("allOf"), list) and len(all_of) == 1:
+            del rest["allOf"]
+            parts += all_of
+        if not parts:
+            return schema
+        schema = rest
+        for part in parts:
+            if part is False:
+                return False
+            schema = {**(part if isinstance(part, dict) else {}), **schema}
+    return schema
+
+
+def _walked(schema: Schema, path: str, missed: list[str], resolve: Resolve) -> Schema:
     if not isinstance(schema, dict):
         return schema
-    found = _without_annotations(schema)
+    found = _without_annotations(schema, is_root=path == "#")
+    if isinstance(alternatives := found.get("oneOf"), list) and not _excludes(alternatives, resolve):
+        missed += [f"oneOf at {path}"]
+        _any_of(found, found.pop("oneOf"))
     for keyword, rewrite in _REWRITES.items():
         if keyword in found and not rewrite(found, found.pop(keyword)):
             missed += [f"{keyword} at {path}"]
@@ -88,14 +179,15 @@ def _walked(schema: Schema, path: str, missed: list[str]) -> Schema:
         below = f"{path}/{_escaped(keyword)}"
         if keyword in _OF_SCHEMAS and isinstance(value, dict):
             found[keyword] = {
-                name: _walked(one, f"{below}/{_escaped(name)}", missed) for name, one in value.items()
+                name: _walked(one, f"{below}/{_escaped(name)}", missed, resolve)
+                for name, one in value.items()
             }
         elif keyword in _LISTS or (keyword == "items" and isinstance(value, list)):
             parts = value if isinstance(value, list) else []
-            walked = [_walked(one, f"{below}/{index}", missed) for index, one in enumerate(parts)]
+            walked = [_walked(one, f"{below}/{index}", missed, resolve) for index, one in enumerate(parts)]
             found[keyword] = walked if isinstance(value, list) else value
         elif keyword in _ONE:
-            found[keyword] = _walked(value, below, missed)
+            found[keyword] = _walked(value, below, missed, resolve)
     return found
 
 
@@ -128,12 +220,17 @@ def _is_resource(schema: Mapping[str, Any]) -> bool:
     return isinstance(name, str) and not name.startswith("#")
 
 
-def _without_annotations(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _without_annotations(schema: Mapping[str, Any], *, is_root: bool) -> dict[str, Any]:
     found = dict(schema)
     if isinstance(found.get("format"), str) and found["format"] not in FORMATS:
         del found["format"]
-    if isinstance(found.get("$schema"), str) and not _DIALECT.fullmatch(found["$schema"]):
-        del found["$schema"]
+    named = found.pop("$schema", None)
+    dialect = _DIALECT.fullmatch(named) if isinstance(named, str) and is_root else None
+    if dialect:  # as the library spells it
+        old, new = dialect.groups()
+        found["$schema"] = (
+            f"http://json-schema.org/{old}/schema#" if old else f"https://json-schema.org/{new}/schema"
+        )
     return found
 
 
@@ -154,16 +251,12 @@ def _reference(found: dict[str, Any], value: Schema) -> bool:
     return bool(found.setdefault("$ref", value) == value)
 
 
-def _one_of(found: dict[str, Any], value: Schema) -> bool:
+def _any_of(found: dict[str, Any], value: Schema) -> None:
     """Let alternatives that may not exclude each other be any of these."""
-    if not isinstance(value, list) or _excludes(value):
-        found["oneOf"] = value
-        return True
     if "anyOf" in found:
         found["allOf"] = [*found.get("allOf", ()), {"anyOf": value}]
     else:
         found["anyOf"] = value
-    return False
 
 
 def _says_nothing(schema: Schema) -> bool:
@@ -242,13 +335,14 @@ def _closes(other: str) -> Rewrite:
     return rewrite
 
 
-def _excludes(alternatives: list[Schema]) -> bool:
+def _excludes(alternatives: list[Schema], resolve: Resolve) -> bool:
     """Return whether no value matches two alternatives, as far as types and constants tell."""
-    pairs = ((a, b) for i, a in enumerate(alternatives) for b in alternatives[:i])
-    return all(_differ(a, b) for a, b in pairs)
+    whole = [resolve(one) for one in alternatives]
+    pairs = ((a, b) for i, a in enumerate(whole) for b in whole[:i])
+    return all(_differ(a, b, resolve) for a, b in pairs)
 
 
-def _differ(first: Schema, second: Schema) -> bool:
+def _differ(first: Schema, second: Schema, resolve: Resolve, *, depth: int = 3) -> bool:
     if not isinstance(first, dict) or not isinstance(second, dict):
         return False in (first, second)
     ours, theirs = _types(first), _types(second)
@@ -256,10 +350,19 @@ def _differ(first: Schema, second: Schema) -> bool:
         return True
     if (values := _constants(first)) is not None and (others := _constants(second)) is not None:
         return all(value != other for value in values for other in others)
-    return ours == theirs == {"object"} and any(
-        _differ(first["properties"][name], second["properties"][name])
-        for name in _required(first)
-        if name in set(_required(second))
+    return (
+        ours == theirs == {"object"}
+        and depth > 0
+        and any(
+            _differ(
+                resolve(first["properties"][name]),
+                resolve(second["properties"][name]),
+                resolve,
+                depth=depth - 1,
+            )
+            for name in _required(first)
+            if name in set(_required(second))
+        )
     )
 
 
@@ -295,10 +398,12 @@ _REWRITES: dict[str, Rewrite] = {
     "$dynamicAnchor": _anchor,
     "$dynamicRef": _reference,  # of one document, what these refer to is what `$ref` does
     "$recursiveRef": _reference,
-    "oneOf": _one_of,
+    "$recursiveAnchor": lambda *_: True,  # a mark of what `$recursiveRef` may refer to
 }
 """Keywords that the library lacks. Each function gets a schema without its keyword, and the value; it makes
 the schema say the same in other keywords and returns True, or returns False."""
+
+_REWRITTEN = {*_REWRITES, "oneOf"}
 
 
 def _required(schema: Mapping[str, Any]) -> Iterator[str]:

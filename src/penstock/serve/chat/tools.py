@@ -64,10 +64,7 @@ class ToolReader:
         num_seen = len(held)
         held += text
         if self._kind == "unknown":
-            self._kind = _kind_of(held)
-            if self._kind == "json":
-                self._kind = "content" if self._unmarked == "content" else "json"
-                self._streams &= self._unmarked == "calls"
+            self._kind = self._kind_by_grammar(held)
         if self._kind == "content":
             return Said(held)
         if self._kind != "text":
@@ -116,6 +113,15 @@ class ToolReader:
         if seen.is_open and (self._open is not None or self._unmarked == "calls"):
             return Said(calls=(*seen.whole, seen.begun))
         return Said(held[seen.whole_end :], tuple(seen.whole))
+
+    def _kind_by_grammar(self, held: str) -> Literal["unknown", "json", "content", "text"]:
+        """Return the kind of an answer that begins so, if JSON without markers is what the grammar allows."""
+        kind = _kind_of(held)
+        if kind == "json":
+            self._streams &= self._unmarked == "calls"
+            return "content" if self._unmarked == "content" else "json"
+        is_json_text = self._unmarked != "calls" and held.lstrip().startswith('"')
+        return "content" if is_json_text else kind  # a text in JSON may name a marker
 
     def _end(self, held: str, begin: int) -> tuple[tuple[CallDelta, ...], int]:
         """Return new output, and where the end marker of the open format is: -1, nowhere yet."""

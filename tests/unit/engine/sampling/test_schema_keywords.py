@@ -1,6 +1,7 @@
 """Keywords of JSON schemas: annotations go, what the library lacks is said otherwise or named."""
 
 import json
+import re
 
 import jsonschema
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import UsageError
-from penstock.engine.sampling.grammar_text import json_schema, tool_calls
+from penstock.engine.sampling.grammar_text import json_schema, regex, tool_calls
 from penstock.engine.sampling.grammars import GrammarCompiler
 from penstock.engine.sampling.schema_keywords import FORMATS, enforceable
 from penstock.text.tokenizer import train_tokenizer
@@ -120,6 +121,20 @@ def test_a_schema_that_closes_others_never_becomes_tighter(schema, closed):
         assert got >= wanted if found.not_enforced else got == wanted
 
 
+def of_kind(kind):
+    return {"type": "object", "properties": {"k": kind}, "required": ["k"]}
+
+
+KINDS = {
+    "a": of_kind({"const": "a"}),
+    "b": of_kind({"const": "b"}),
+    "c": of_kind({"$ref": "#/$defs/name"}),
+    "d": of_kind({"type": "string"}),
+    "e": {"$ref": "#/$defs/e"},
+    "name": {"enum": ["c", "cc"]},
+}
+
+
 @pytest.mark.parametrize(
     ("schema", "not_enforced"),
     [
@@ -137,6 +152,11 @@ def test_a_schema_that_closes_others_never_becomes_tighter(schema, closed):
             ]},
             (),
         ),
+        ({"oneOf": [{"$ref": "#/$defs/a"}, {"allOf": [{"$ref": "#/$defs/b"}]}], "$defs": KINDS}, ()),
+        ({"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/c"}], "$defs": KINDS}, ()),
+        ({"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/d"}], "$defs": KINDS}, ("oneOf at #",)),
+        ({"oneOf": [{"$ref": "#/$defs/e"}, {"$ref": "#/$defs/a"}], "$defs": KINDS}, ("oneOf at #",)),
+        ({"$recursiveAnchor": True, "properties": {"a": {"$recursiveRef": "#"}}}, ()),
         ({"dependentRequired": {name: ["x"] for name in "abcd"}}, ("dependentRequired at #",)),
         ({"if": {"type": "object"}, "then": {"required": ["a"]}}, ("if at #",)),
         ({"$defs": {"a": {"$dynamicAnchor": "x", "type": "null"}}, "$dynamicRef": "#x"}, ()),
@@ -175,6 +195,50 @@ def test_the_library_holds_answers_to_what_was_rewritten(schema, yes, no):
     schema = enforceable(schema, strict=False).schema
     for text, is_right in (*((text, True) for text in yes), *((text, False) for text in no)):
         assert matches(json_schema(schema), text) == is_right
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("end", ["", "#"])
+@pytest.mark.parametrize("draft", ["draft-04", "draft-06", "draft-07", "draft/2019-09", "draft/2020-12"])
+def test_a_dialect_is_known_in_every_spelling_and_two_of_them_in_one_schema(draft, end, scheme):
+    part = {"$schema": f"{scheme}://json-schema.org/{draft}/schema{end}", "type": "integer"}
+    for schema in (
+        part,
+        {"$schema": "http://json-schema.org/draft-07/schema", "items": part, "type": "array"},
+    ):
+        GRAMMARS.matcher(json_schema(schema))
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "pointer"),
+    [
+        ("contains", {"type": "integer"}, ""),
+        ("not", {"type": "integer"}, ""),
+        ("if", {"properties": {"a": {"type": "integer"}}}, "/properties/a"),
+        ("propertyNames", {"type": "integer"}, ""),
+        ("oneOf", [{"type": "integer"}, {"type": "number"}], "/0"),
+        ("dependentSchemas", {"a/b": {"type": "integer"}}, "/a~1b"),
+        ("unevaluatedItems", {"type": "integer"}, ""),
+    ],
+)
+def test_references_into_keywords_that_are_rewritten_are_found(keyword, value, pointer):
+    ref = {"$ref": f"#/properties/x/{keyword}{pointer}"}
+    schema = {"type": "object", "properties": {"x": {keyword: value}, "y": ref}, "required": ["y"]}
+    taken = enforceable({**schema, "additionalProperties": False}, strict=False).schema
+    for text, is_right in (('{"y":5}', True), ('{"y":"a"}', False)):
+        assert matches(json_schema(taken), text) == is_right
+        call = f'{{"name": "f", "arguments": {text}}}'
+        assert matches(tool_calls({"f": taken}), call) == is_right
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(", "a(?=b)", "[z-a]", "a{2,1}", r"(a+)\1", r"\p{Foo}", "[^\\x00-\\U0010FFFF]"]
+)
+def test_a_wrong_regex_is_quoted_as_it_was_given(pattern):
+    with pytest.raises(UsageError, match="The regular expression cannot be used: ") as refused:
+        GRAMMARS.matcher(regex(pattern))
+    assert f"(got {pattern!r})" in str(refused.value)
+    assert not re.search(r"start:|at \d+\(|in regex|Bias", str(refused.value))
 
 
 DEFS = {"z": {"type": "integer"}}
