@@ -180,3 +180,39 @@ def test_what_is_not_here_is_400_and_says_so(client, more, param, said):
     with pytest.raises(openai.BadRequestError, match=said) as refused:
         client.responses.create(**{**GREEDY, **more})
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    "how", [{"max_output_tokens": 4}, {"extra_body": {"stop": ['"big"']}}], ids=["limit", "stop"]
+)
+def test_a_call_that_is_cut_is_the_same_streamed_and_whole_and_as_in_a_chat(client, how):
+    choice = {"type": "function", "name": "add"}
+    asked = {**GREEDY, "max_output_tokens": 200, "tools": [TOOL], "tool_choice": choice, **how}
+    reply = strict(Response, client.responses.create(**asked))
+    *events, last = client.responses.create(**asked, stream=True)
+    whole = strict(Response, last.response)
+    is_long = "extra_body" not in how
+    status = "incomplete" if is_long else "completed"
+    assert last.type == f"response.{status}"
+    for found in (reply, whole):
+        [call] = found.output
+        assert (call.type, call.name, call.status, found.status) == ("function_call", "add", status, status)
+        assert (found.incomplete_details and found.incomplete_details.reason) == (
+            "max_output_tokens" if is_long else None
+        )
+        with pytest.raises(ValueError, match=r"Expecting|Unterminated"):
+            json.loads(call.arguments)
+    done = [event.arguments for event in events if event.type.endswith("arguments.done")]
+    written = "".join(event.delta for event in events if event.type.endswith("arguments.delta"))
+    assert {reply.output[0].arguments, whole.output[0].arguments, written, *done} == {written}
+    message = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "the penstock"}],
+        temperature=0,
+        max_tokens=asked["max_output_tokens"],
+        tools=[{"type": "function", "function": {**ADD["function"], "strict": True}}],
+        tool_choice={"type": "function", "function": {"name": "add"}},
+        stop=how.get("extra_body", {}).get("stop"),
+    ).choices[0]
+    assert message.message.tool_calls[0].function.arguments == written
+    assert message.finish_reason == ("length" if is_long else "stop")

@@ -88,7 +88,7 @@ def api_error_of(error: PenstockError, *, param: str | None = None) -> ApiError:
     return ApiError(400 if isinstance(error, UsageError) else 500, str(error), param=param)
 
 
-_NAMED_ELSE = {"bad_words_ids": "bad_words", "num_logprobs": "top_logprobs", "stop_texts": "stop"}
+_NAMED_ELSE = {"bad_words_ids": "bad_words", "num_answers": "n", "num_logprobs": "top_logprobs"}
 """Key of a request -> by the engine's name."""
 
 

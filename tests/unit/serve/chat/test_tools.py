@@ -226,6 +226,16 @@ def test_words_after_a_call_are_said_once_and_so_is_the_call(call, words, stream
     assert sum(delta.name is not None for one in said for delta in one.calls) == 1
 
 
+@pytest.mark.parametrize("unmarked", ["content", "calls or content"])
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_json_text_in_place_of_a_call_is_said_whatever_marker_it_names(streams, unmarked):
+    text = json.dumps(CALL)
+    reader = ToolReader(TOOLS, streams=streams, unmarked=unmarked)
+    said = [*(reader.push(letter) for letter in text), reader.close()]
+    assert "".join(one.content for one in said) == text
+    assert not [call for one in said for call in one.calls]
+
+
 @pytest.mark.parametrize("other", ["<function=unknown>\n</function>", "<function=add>\noops\n</function>"])
 def test_a_call_beside_a_malformed_one_does_not_take_its_arguments(other):
     good = "<function=sub>\n<parameter=x>\n55\n</parameter>\n</function>"
