@@ -4,6 +4,8 @@ The reference knows nothing of Penstock's trainer, optimizer or parallelisms: th
 rows, torch's cross entropy, clipping and AdamW. Losses agree to 1e-5 of themselves over 6 steps, and the
 gradient of each parameter to 1e-6 of its norm: float32 sums in another order, and nothing else. (A key's
 bias moves no softmax but by rotation: its gradient is what is left of sums a thousand times larger.)
+
+Each axis and each pair of axes is in a layout here; check_parallel_layouts.py has more of them.
 """
 
 from typing import Any
@@ -44,24 +46,13 @@ LAYOUTS: list[tuple[int, dict[str, Any]]] = [
     (2, {"reshard_after_forward": False}),
     (4, {"reshard_after_forward": 2}),
     (2, {"offload": True}),
-    (2, {"tensor": 2}),
     (4, {"tensor": 2}),
-    (4, {"tensor": 2, "shard": 1, "replicate": 2}),
-    (8, {"tensor": 2, "shard": 2, "replicate": 2}),
-    (4, {"tensor": 2, "offload": True, "reshard_after_forward": False}),
     (2, {"context": 2}),
     (2, {"context": 2, "context_rule": "ulysses"}),
-    (4, {"context": 4, "context_rule": "ulysses"}),
     (4, {"context": 2}),
-    (4, {"context": 2, "tensor": 2}),
-    (4, {"context": 2, "tensor": 2, "context_rule": "ulysses"}),
-    (8, {"context": 2, "tensor": 2, "shard": 1, "replicate": 2}),
+    (8, {"context": 2, "tensor": 2, "shard": 1, "replicate": 2, "context_rule": "ulysses"}),
     (2, {"pipeline": 2, "rows": 2}),
     (4, {"pipeline": 2, "rows": 1}),
-    (4, {"pipeline": 2, "shard": 1, "replicate": 2, "rows": 2}),
-    (4, {"pipeline": 2, "tensor": 2, "rows": 2}),
-    (4, {"pipeline": 2, "context": 2, "rows": 4}),
-    (8, {"pipeline": 2, "tensor": 2, "rows": 1, "reshard_after_forward": False}),
 ]
 
 
@@ -234,7 +225,6 @@ def test_every_family_is_cut_over_ranks_without_changing_what_it_learns(corpus, 
 SHARED_HEADS = [
     (4, {"num_key_value_heads": 2, "attention_bias": True}, {"tensor": 4}),
     (4, FAMILIES["qwen3"] | {"num_key_value_heads": 1}, {"tensor": 2, "context": 2}),
-    (8, {"num_key_value_heads": 1}, {"tensor": 4, "pipeline": 2, "rows": 2}),
 ]
 
 
@@ -262,7 +252,7 @@ def test_stages_keep_multipliers_windows_and_tied_matrices(corpus, tmp_path, pla
 TIED = [
     (2, {"pipeline": 2, "stages_per_rank": 2, "rows": 2}),
     (4, {"pipeline": 2, "tensor": 2, "offload": True, "rows": 2}),
-    (8, {"pipeline": 2, "replicate": 2, "shard": 2, "reshard_after_forward": False, "rows": 1}),
+    (4, {"pipeline": 2, "replicate": 2, "shard": 1, "rows": 1}),
 ]
 
 
@@ -274,9 +264,7 @@ def test_the_first_and_the_last_stage_keep_a_tied_matrix_equal(corpus, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("ranks", "parallel"),
-    [(2, {"pipeline": 2}), (4, {"pipeline": 2, "tensor": 2}), (4, {"pipeline": 2, "context": 2})],
-    ids=str,
+    ("ranks", "parallel"), [(2, {"pipeline": 2}), (4, {"pipeline": 2, "context": 2})], ids=str
 )
 def test_several_stages_a_rank_take_turns(corpus, tmp_path, plain, ranks, parallel):
     model = LLAMA | {"num_hidden_layers": 5}
@@ -321,17 +309,20 @@ def test_layouts_compose_with_optimizers_recomputation_and_precision(corpus, tmp
 
 def test_a_run_resumes_in_another_layout(corpus, tmp_path, plain):
     """On shards x slices, stages, copies and one rank in turn: the losses of the plain loop throughout."""
-    model, losses = LLAMA | FAMILIES["tied"] | {"num_hidden_layers": 5}, []
     layouts = [
-        (2, 4, {"tensor": 4}),
-        (4, 4, {"tensor": 2}),
-        (6, 4, {"pipeline": 2, "rows": 2}),
-        (8, 2, {"shard": 1, "replicate": 2}),
-        (10, 2, {"pipeline": 2, "stages_per_rank": 2, "rows": 4}),
-        (12, 1, {}),
+        (2, 4, {"tensor": 2}),
+        (4, 2, {"pipeline": 2, "stages_per_rank": 2, "rows": 4}),
+        (6, 2, {"shard": 1, "replicate": 2}),
+        (8, 1, {}),
     ]
+    resume(corpus, tmp_path, plain, layouts)
+
+
+def resume(corpus, folder, plain, layouts):
+    """Train to the steps of each layout in turn, and hold all losses against the plain loop's."""
+    model, losses = LLAMA | FAMILIES["tied"] | {"num_hidden_layers": 5}, []
     for steps, ranks, parallel in layouts:
-        recipe = recipe_of(corpus, tmp_path, model=model, steps=steps, **parallel)
+        recipe = recipe_of(corpus, folder, model=model, steps=steps, **parallel)
         ((records, _), *_) = on_ranks(lambda world, recipe=recipe: trained(recipe, world), ranks=ranks)
         losses += [record["loss"] for record in records if "loss" in record]
-    assert losses == pytest.approx(plain(model, 12)[0], rel=1e-5)
+    assert losses == pytest.approx(plain(model, layouts[-1][0])[0], rel=1e-5)

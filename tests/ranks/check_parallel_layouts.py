@@ -1,0 +1,62 @@
+"""More layouts against the plain loop than test_parallel_layouts.py has: `make soak PART=layouts`."""
+
+import pytest
+from tests.ranks.test_parallel_layouts import (
+    FAMILIES,
+    LLAMA,
+    assert_equal,
+    corpus,
+    on_ranks,
+    plain,
+    recipe_of,
+    resume,
+    trained,
+)
+
+__all__ = ["corpus", "plain"]
+
+LAYOUTS = [
+    (2, {"tensor": 2}),
+    (4, {"tensor": 2, "shard": 1, "replicate": 2}),
+    (8, {"tensor": 2, "shard": 2, "replicate": 2}),
+    (4, {"tensor": 2, "offload": True, "reshard_after_forward": False}),
+    (4, {"context": 4, "context_rule": "ulysses"}),
+    (4, {"context": 2, "tensor": 2}),
+    (4, {"context": 2, "tensor": 2, "context_rule": "ulysses"}),
+    (8, {"context": 2, "tensor": 2, "shard": 1, "replicate": 2}),
+    (4, {"pipeline": 2, "shard": 1, "replicate": 2, "rows": 2}),
+    (4, {"pipeline": 2, "tensor": 2, "rows": 2}),
+    (4, {"pipeline": 2, "context": 2, "rows": 4}),
+    (8, {"pipeline": 2, "tensor": 2, "rows": 1, "reshard_after_forward": False}),
+]
+MODELS = [
+    (8, {"num_key_value_heads": 1}, {"tensor": 4, "pipeline": 2, "rows": 2}),
+    (
+        8,
+        FAMILIES["tied"] | {"num_hidden_layers": 4},
+        {"pipeline": 2, "replicate": 2, "shard": 2, "reshard_after_forward": False, "rows": 1},
+    ),
+    (4, {"num_hidden_layers": 5}, {"pipeline": 2, "tensor": 2, "stages_per_rank": 2, "rows": 2}),
+]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "model", "parallel"),
+    [*((ranks, {}, parallel) for ranks, parallel in LAYOUTS), *MODELS],
+    ids=str,
+)
+def test_losses_and_gradients_equal_those_of_the_plain_loop(corpus, tmp_path, plain, ranks, model, parallel):
+    recipe = recipe_of(corpus, tmp_path, model=LLAMA | model, **parallel)
+    assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=ranks), plain(LLAMA | model))
+
+
+def test_a_run_resumes_in_six_layouts(corpus, tmp_path, plain):
+    layouts = [
+        (2, 4, {"tensor": 4}),
+        (4, 4, {"tensor": 2}),
+        (6, 4, {"pipeline": 2, "rows": 2}),
+        (8, 2, {"shard": 1, "replicate": 2}),
+        (10, 2, {"pipeline": 2, "stages_per_rank": 2, "rows": 4}),
+        (12, 1, {}),
+    ]
+    resume(corpus, tmp_path, plain, layouts)
