@@ -31,7 +31,7 @@ from penstock.netlab.hosts import why_not
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.md"))
-LONG = {"03-steer-a-run", "04-plan-a-cluster", "06-tune"}
+LONG = {"02-loader", "03-steer-a-run", "04-plan-a-cluster", "06-tune"}
 """Pages that check_tutorials.py follows."""
 NEEDS = {"04-plan-a-cluster": why_not()}
 """Why a page cannot be run here, if so."""

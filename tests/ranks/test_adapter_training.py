@@ -1,7 +1,8 @@
 """Tuning with adapters equals peft + transformers, on every layout: same losses, same gradients.
 
 The reference is a plain loop over peft's model (tests/peft_loop.py). Losses agree to 1e-5 of themselves, and
-the gradient of each parameter to 1e-5 of its norm: float32 sums in another order, and nothing else.
+the gradient of each parameter to 1e-5 of its norm: float32 sums in another order, and nothing else. Here each
+layout has one model, and slices and stages have both; check_adapter_training.py has both of all.
 """
 
 from typing import Any
@@ -180,18 +181,38 @@ def test_one_process_computes_what_peft_does(references, method, family):
     check(records, gradients, reference)
 
 
-@pytest.mark.parametrize(("method", "ranks", "settings"), LAYOUTS, ids=str)
-def test_every_layout_computes_what_peft_does(corpus, folders, references, tmp_path, method, ranks, settings):
-    for family in families(method):
-        recipe = recipe_of(corpus, folders[family], tmp_path / family, METHODS[method], **settings)
-        results = on_ranks(lambda world, r=recipe: tuned(r, world), ranks=ranks)
-        first, _, _, reference = references[method, family]
-        begun = {name: value for values, _, _ in results for name, value in values.items()}
-        assert begun.keys() == first.keys() == peft_names(recipe).keys()
-        for name, value in begun.items():
-            torch.testing.assert_close(value, first[name], rtol=1e-6, atol=0)
-        gradients = {name: g for _, _, found in results for name, g in found.items()}
-        check(results[0][1], gradients, reference)
+def with_models(layouts, both):
+    """Return each layout with one model, in turn, and these methods with these settings with both."""
+    found = []
+    for number, (method, ranks, settings) in enumerate(layouts):
+        of_method = families(method)
+        if (method, settings) not in both:
+            of_method = (of_method[number % len(of_method)],)
+        found += [(method, family, ranks, settings) for family in of_method]
+    return found
+
+
+BOTH = [("dora", {"tensor": 2}), ("dora", {"pipeline": 2, "rows": 2})]
+
+
+@pytest.mark.parametrize(("method", "family", "ranks", "settings"), with_models(LAYOUTS, BOTH), ids=str)
+def test_every_layout_computes_what_peft_does(
+    corpus, folders, references, tmp_path, method, family, ranks, settings
+):
+    compare(corpus, folders, references, tmp_path, method, family, ranks, settings)
+
+
+def compare(corpus, folders, references, run, method, family, ranks, settings):
+    """Hold the first values, gradients and losses of a layout against one process and peft."""
+    recipe = recipe_of(corpus, folders[family], run, METHODS[method], **settings)
+    results = on_ranks(lambda world: tuned(recipe, world), ranks=ranks)
+    first, _, _, reference = references[method, family]
+    begun = {name: value for values, _, _ in results for name, value in values.items()}
+    assert begun.keys() == first.keys() == peft_names(recipe).keys()
+    for name, value in begun.items():
+        torch.testing.assert_close(value, first[name], rtol=1e-6, atol=0)
+    gradients = {name: g for _, _, found in results for name, g in found.items()}
+    check(results[0][1], gradients, reference)
 
 
 def test_a_run_that_moves_to_other_ranks_goes_on_as_if_it_had_not(corpus, folders, references, tmp_path):

@@ -1,15 +1,16 @@
 """Rows of new tokens are trained with an adapter, as peft + transformers train them, on every layout.
 
 The reference is peft's `trainable_token_indices` over a resized model (tests/peft_loop.py); tolerances are
-those of test_adapter_training.py. Of 64 rows 24 are new, so that a slice of four ranks has some of both.
+those of test_adapter_training.py. Of 64 rows 24 are new, so that a slice of four ranks has some of both. Here
+most layouts have one model; check_new_rows_training.py has both of all.
 """
 
 from dataclasses import replace
 
 import pytest
 import torch
-from tests.peft_loop import folder_of, peft_loop, peft_names
-from tests.ranks.test_adapter_training import METHODS, SMALL, check, recipe_of, tuned
+from tests.peft_loop import folder_of, peft_loop
+from tests.ranks.test_adapter_training import METHODS, SMALL, check, compare, recipe_of, tuned, with_models
 from transformers import LlamaConfig, Qwen3Config
 
 from penstock.checkpoint.find import find
@@ -88,20 +89,14 @@ def test_one_process_trains_new_rows_from_the_mean_as_peft_does(references, meth
     check(records, gradients, reference)
 
 
-@pytest.mark.parametrize(("method", "ranks", "settings"), LAYOUTS, ids=str)
+BOTH = [("lora", {"tensor": 4, "shard": 1}), ("lora", {"pipeline": 2, "rows": 2})]
+
+
+@pytest.mark.parametrize(("method", "family", "ranks", "settings"), with_models(LAYOUTS, BOTH), ids=str)
 def test_every_layout_trains_new_rows_as_peft_does(
-    corpus, folders, references, tmp_path, method, ranks, settings
+    corpus, folders, references, tmp_path, method, family, ranks, settings
 ):
-    for family in folders:
-        recipe = recipe_of(corpus, folders[family], tmp_path / family, METHODS[method], **settings)
-        results = on_ranks(lambda world, r=recipe: tuned(r, world, looked_at=LOOKED_AT), ranks=ranks)
-        first, _, _, reference = references[method, family]
-        begun = {name: value for values, _, _ in results for name, value in values.items()}
-        assert begun.keys() == first.keys() == peft_names(recipe).keys()
-        for name, value in begun.items():
-            torch.testing.assert_close(value, first[name], rtol=1e-6, atol=0)
-        gradients = {name: g for _, _, found in results for name, g in found.items()}
-        check(results[0][1], gradients, reference)
+    compare(corpus, folders, references, tmp_path, method, family, ranks, settings)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
