@@ -88,53 +88,50 @@ def test_with_a_sharded_base_a_step_sends_less_than_full_tuning(places, tmp_path
     assert found["lora"] < 0.7 * found["full"]
 
 
+PLACED = ("whole", "sharded")
+
+
+def both_placed(places, run, tune, **sections):
+    """Return recipes with frozen weights whole on each rank, and sharded."""
+    return [
+        recipe_of(places, run / placed, {**tune, "base_sharding": placed}, **sections) for placed in PLACED
+    ]
+
+
+def check_planned_bytes(recipes):
+    """Hold the planned bytes of each recipe against those that two ranks send, which train them in turn."""
+    found = on_ranks(lambda world: [sent(recipe, world)[0] for recipe in recipes], ranks=2)
+    for placed, recipe, *measured in zip(PLACED, recipes, *found, strict=True):
+        job = replace(job_of(recipe, layout_of(recipe.parallel, world_size=2)), checkpoint_every=0)
+        planned = predict(job, TWO_HOSTS).network_bytes
+        assert planned == pytest.approx(max(measured), rel=0.1), placed
+
+
 @pytest.mark.parametrize("axis", ["shard", "tensor", "context", "pipeline"])
-@pytest.mark.parametrize("placed", ["whole", "sharded"])
-def test_the_planned_bytes_of_a_step_are_those_that_are_sent(places, tmp_path, placed, axis):
-    tune = {**LORA, "base_sharding": placed}
-    recipe = recipe_of(places, tmp_path / "run", tune, parallel={axis: 2})
-    measured = max(each[0] for each in on_ranks(lambda world: sent(recipe, world), ranks=2))
-    job = job_of(recipe, layout_of(recipe.parallel, world_size=2))
-    assert predict(replace(job, checkpoint_every=0), TWO_HOSTS).network_bytes == pytest.approx(
-        measured, rel=0.1
-    )
+def test_the_planned_bytes_of_a_step_are_those_that_are_sent(places, tmp_path, axis):
+    check_planned_bytes(both_placed(places, tmp_path, LORA, parallel={axis: 2}))
 
 
-@pytest.mark.parametrize("placed", ["whole", "sharded"])
-def test_the_planned_bytes_have_the_rows_of_new_tokens(places, tmp_path, placed):
+def test_the_planned_bytes_have_the_rows_of_new_tokens(places, tmp_path):
     """Of 128 rows 64 are new, a third of what is learned."""
     corpus = corpus_of(tmp_path / "corpus", named=100)
-    recipe = recipe_of((corpus, places[1]), tmp_path / "run", {**LORA, "base_sharding": placed})
-    assert recipe.adapter.new_rows == 64
-    measured = max(each[0] for each in on_ranks(lambda world: sent(recipe, world), ranks=2))
-    job = replace(job_of(recipe, layout_of(recipe.parallel, world_size=2)), checkpoint_every=0)
-    assert predict(job, TWO_HOSTS).network_bytes == pytest.approx(measured, rel=0.1)
+    recipes = both_placed((corpus, places[1]), tmp_path, LORA)
+    assert [recipe.adapter.new_rows for recipe in recipes] == [64, 64]
+    check_planned_bytes(recipes)
 
 
 @pytest.mark.parametrize("axis", ["shard", "tensor", "pipeline"])
-@pytest.mark.parametrize("placed", ["whole", "sharded"])
-def test_the_planned_bytes_have_the_adapter_of_the_output_matrix(places, tmp_path, placed, axis):
+def test_the_planned_bytes_have_the_adapter_of_the_output_matrix(places, tmp_path, axis):
     """A sixth of what is learned."""
-    tune = {**LORA, "rank": 16, "layers": ["query", "unembed"], "base_sharding": placed}
-    recipe = recipe_of(places, tmp_path / "run", tune, parallel={axis: 2})
-    measured = max(each[0] for each in on_ranks(lambda world: sent(recipe, world), ranks=2))
-    job = replace(job_of(recipe, layout_of(recipe.parallel, world_size=2)), checkpoint_every=0)
-    assert predict(job, TWO_HOSTS).network_bytes == pytest.approx(measured, rel=0.1)
+    tune = {**LORA, "rank": 16, "layers": ["query", "unembed"]}
+    check_planned_bytes(both_placed(places, tmp_path, tune, parallel={axis: 2}))
 
 
 def test_islands_tune_one_adapter(places, tmp_path):
     """Frozen weights whole on each rank, sharded within an island: the same losses."""
     outer = {"every": 2, "rule": "nesterov"}
-    losses = []
-    for placed in ("whole", "sharded"):
-        recipe = recipe_of(
-            places,
-            tmp_path / placed,
-            {**LORA, "base_sharding": placed},
-            parallel={"replicate": 2, "shard": 2},
-            outer=outer,
-        )
-        losses.append(on_ranks(lambda world, r=recipe: sent(r, world), ranks=4)[0][2])
+    recipes = both_placed(places, tmp_path, LORA, parallel={"replicate": 2, "shard": 2}, outer=outer)
+    losses, *_ = on_ranks(lambda world: [sent(recipe, world)[2] for recipe in recipes], ranks=4)
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
@@ -153,11 +150,10 @@ def test_islands_tune_one_adapter(places, tmp_path):
     ids=str,
 )
 def test_levers_work_with_frozen_weights_sharded_or_whole(places, tmp_path, sections):
-    found = []
-    for placed in ("whole", "sharded"):
-        tune = {**LORA, "method": "dora", "base_sharding": placed}
-        recipe = recipe_of(places, tmp_path / placed, tune, **sections)
-        ((_, _, losses), _) = on_ranks(lambda world, r=recipe: sent(r, world), ranks=2)
-        found.append(losses)
+    """On two blocks; that a lever changes nothing of more is shown in test_ethernet.py."""
+    two_blocks = {**SMALL, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    base = folder_of(tmp_path / "base", LlamaConfig(**two_blocks))
+    recipes = both_placed((places[0], base), tmp_path, {**LORA, "method": "dora"}, **sections)
+    found, _ = on_ranks(lambda world: [sent(recipe, world)[2] for recipe in recipes], ranks=2)
     exact = sections.get("compute") != "bfloat16"
     assert found[0] == pytest.approx(found[1], rel=1e-4 if exact else 0.02)

@@ -108,7 +108,8 @@ to ten times what was found, since another machine sums in another order."""
 
 
 OF_SHARDS = tuple(CASES)
-OF_COPIES = tuple(name for name in CASES if not name.startswith("gather"))  # which stay inside of a copy
+# Gathers stay inside of a copy; that float8 rounds as it should is shown on shards.
+OF_COPIES = (PLAIN, "reduce bfloat16", "reduce int8, fed back", "both int8, kept")
 
 
 @pytest.mark.parametrize(

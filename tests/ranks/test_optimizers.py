@@ -29,7 +29,7 @@ CASES: list[tuple[OptimizerName, Weights]] = [
     ("adamw", "bfloat16_stochastic"),
     ("adamw_8bit", "bfloat16_stochastic"),
 ]
-VOCAB = 50
+VOCAB, STEPS = 50, 6
 
 
 class Blocks(nn.Module):
@@ -89,8 +89,19 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], list[Any]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def whole() -> list[dict[str, Tensor]]:
+    """What each case gives whole weights."""
+
+    def alone(_: World) -> list[dict[str, Tensor]]:
+        return [stepped(rule, place=lambda t: t, weights=weights) for rule, weights in CASES]
+
+    (found,) = on_ranks(alone, ranks=1)
+    return found
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_sharded_weights_get_what_whole_ones_get(layout: str) -> None:
+def test_sharded_weights_get_what_whole_ones_get(layout: str, whole: list[dict[str, Tensor]]) -> None:
     shape, placements = LAYOUTS[layout]
 
     def work(_: World) -> list[dict[str, Tensor]]:
@@ -101,10 +112,6 @@ def test_sharded_weights_get_what_whole_ones_get(layout: str) -> None:
 
         return [stepped(rule, place=cut, weights=weights) for rule, weights in CASES]
 
-    def alone(_: World) -> list[dict[str, Tensor]]:
-        return [stepped(rule, place=lambda t: t, weights=weights) for rule, weights in CASES]
-
-    (whole,) = on_ranks(alone, ranks=1)
     for found in on_ranks(work, ranks=2 if layout == "2 shards" else 4):
         for mine, expected in zip(found, whole, strict=True):
             check_close(mine, expected)
@@ -133,7 +140,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recipe_of(corpus: Path, folder: Path, **sections: dict[str, object]) -> TrainConfig:
     return build_recipe(
         {
-            "run": {"dir": str(folder), "steps": 10},
+            "run": {"dir": str(folder), "steps": STEPS},
             "model": {
                 "hidden_size": 64,
                 "intermediate_size": 80,
@@ -172,11 +179,11 @@ def test_a_stopped_run_goes_on_with_every_bit_and_ranks_do_not_matter(
     alone = recipe_of(corpus, tmp_path / "alone", **sections)
 
     def both(world: World) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-        stopped = losses_of(first, world, stop_at=4) + losses_of(first, world)
+        stopped = losses_of(first, world, stop_at=3) + losses_of(first, world)
         return stopped, losses_of(second, world)
 
     (stopped, whole), _ = on_ranks(both, ranks=2)
-    assert len(whole) == 10
+    assert len(whole) == STEPS
     assert stopped == whole
     (one,) = on_ranks(lambda world: losses_of(alone, world), ranks=1)
     tolerance = 1e-5 if (rule, weights) == ("adamw", "float32") else 2e-3

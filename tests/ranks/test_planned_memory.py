@@ -56,15 +56,11 @@ CASES = {
 
 SHORT = (
     "alone, bfloat16, recomputed",
-    "bfloat16 weights",
     "slices",
     "stages",
     "breadth first",
-    "no window",
     "adapters, sharded base",
-    "adapters with magnitudes",
     "adapters, 4 bits",
-    "adapters, output matrix",
 )
 
 
