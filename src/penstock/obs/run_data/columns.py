@@ -17,12 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from random import getrandbits
-from threading import TIMEOUT_MAX, Lock
 from typing import NamedTuple
 
 import numpy as np
 
-from penstock.core import clock
 from penstock.obs.metric_names import METRICS_FILE
 from penstock.obs.run_data.events import RunEvent, event_of
 from penstock.obs.run_data.numbers import columns_of_records, columns_of_steps, parsed, seconds
@@ -193,7 +191,6 @@ class RunColumns:
 
     def __init__(self, files: RunFiles) -> None:
         self._files, self._tail = files, Tail(files, METRICS_FILE)
-        self._updating = Lock()
         self._generation = getrandbits(40)  # a reader may hold a part from a process that ended
         self.data = RunData(files=files, generation=self._generation)
         """Records read so far."""
@@ -205,28 +202,15 @@ class RunColumns:
         return sum(column.nbytes for table in self._tables.values() for column in table.columns.values())
 
     def update(self, *, most_s: float = math.inf) -> bool:
-        """Add what is new in the file; return whether that was all.
+        """Add what is new in the file (`Tail.hand_over`)."""
+        return self._tail.hand_over(self._take, most_s=most_s)
 
-        Args:
-            most_s: seconds after which the rest is left to a later call.
-        """
-        until = clock.monotonic() + most_s
-        if not self._updating.acquire(timeout=min(most_s, TIMEOUT_MAX)):
-            return False
-        try:
-            for block in self._tail.blocks():
-                if block.is_restart:
-                    self._generation += 1
-                    self._forget()
-                self._add(block)
-                self._publish()
-                if clock.monotonic() > until:
-                    return False
-        except OSError:  # deleted, not written yet, or an object replaced while it was read: next time
-            return True
-        finally:
-            self._updating.release()
-        return True
+    def _take(self, block: LineBlock) -> None:
+        if block.is_restart:
+            self._generation += 1
+            self._forget()
+        self._add(block)
+        self._publish()
 
     def _forget(self) -> None:
         self._tables = {name: _Table() for name in TABLES}

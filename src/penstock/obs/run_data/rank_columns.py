@@ -11,14 +11,12 @@ from binascii import Error as NotBase64
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from threading import TIMEOUT_MAX, Lock
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pybase64
 
-from penstock.core import clock
 from penstock.core.errors import UsageError, nearest
 from penstock.obs.metric_names import RANK_METRICS, RANKS_FILE
 from penstock.obs.run_data.run_files import RunFiles
@@ -116,7 +114,6 @@ class RankColumns:
     def __init__(self, files: RunFiles, metric: str) -> None:
         self._tail = Tail(files, RANKS_FILE, block_bytes=_BLOCK_BYTES)
         self._opening = f'"{metric}": "'.encode()
-        self._updating = Lock()
         self._read = _Read()
 
     @property
@@ -125,24 +122,11 @@ class RankColumns:
         return self._read.rows.nbytes + self._read.values.nbytes
 
     def update(self, *, most_s: float = math.inf) -> bool:
-        """Add what is new in the file; return whether that was all.
+        """Add what is new in the file (`Tail.hand_over`)."""
+        return self._tail.hand_over(self._take, most_s=most_s)
 
-        Args:
-            most_s: seconds after which the rest is left to a later call.
-        """
-        until = clock.monotonic() + most_s
-        if not self._updating.acquire(timeout=min(most_s, TIMEOUT_MAX)):
-            return False
-        try:
-            for block in self._tail.blocks():
-                self._read = self._parsed(_Read() if block.is_restart else self._read, block)
-                if clock.monotonic() > until:
-                    return False
-        except OSError:  # not written yet, deleted, or an object replaced while it was read: next time
-            return True
-        finally:
-            self._updating.release()
-        return True
+    def _take(self, block: LineBlock) -> None:
+        self._read = self._parsed(_Read() if block.is_restart else self._read, block)
 
     def table(
         self, *, columns: int, first: float = 0, last: float = math.inf, cells: int = _MOST_CELLS

@@ -9,10 +9,13 @@ a block, which no run writes, is dropped and counted.
 """
 
 import hashlib
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from threading import TIMEOUT_MAX, Lock
 from typing import BinaryIO
 
+from penstock.core import clock
 from penstock.obs.run_data.run_files import FileStamp, RunFiles
 
 BLOCK_BYTES = 8 << 20
@@ -34,7 +37,7 @@ class LineBlock:
 
 
 class Tail:
-    """Reads on in a file where the last call ended; one caller at a time.
+    """Reads on in a file where the last call ended. `hand_over` may be called from several threads.
 
     Args:
         files: files of the run.
@@ -47,9 +50,31 @@ class Tail:
         self._offset, self._digest = 0, _digest_of(b"")
         self._is_inside = False  # a line that is dropped, because it is too long
         self._stamp: FileStamp | None = None  # of an object that was read to its end
+        self._reading = Lock()
+
+    def hand_over(self, take: Callable[[LineBlock], None], *, most_s: float = math.inf) -> bool:
+        """Hand the new lines over; return whether that was all.
+
+        Args:
+            take: called with each block, by one thread at a time.
+            most_s: seconds after which the rest is left to a later call.
+        """
+        until = clock.monotonic() + most_s
+        if not self._reading.acquire(timeout=min(most_s, TIMEOUT_MAX)):
+            return False
+        try:
+            for block in self.blocks():
+                take(block)
+                if clock.monotonic() > until:
+                    return False
+        except OSError:  # not written yet, deleted, or an object replaced while it was read: next time
+            return True
+        finally:
+            self._reading.release()
+        return True
 
     def blocks(self) -> Iterator[LineBlock]:
-        """Yield the complete lines that are new.
+        """Yield the complete lines that are new; one caller at a time.
 
         Raises:
             OSError: the file is not there, or an object was replaced while it was read: ask again later.
