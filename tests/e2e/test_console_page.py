@@ -57,6 +57,7 @@ MODEL_MS = 4 * PATIENCE_MS
 """For a checkpoint's process, an interpreter that imports torch."""
 VIEWS = {
     "curves": "#loss canvas",
+    "summary": "text=median tokens/s",
     "mixture": "text=by the end",
     "ranks": ".view > *",
     "rows": "article.card pre",
@@ -626,5 +627,5 @@ def test_a_link_to_a_group_that_is_not_there_shows_the_table_and_other_views_ope
     expect(page.get_by_role("alert")).to_be_visible()
     page.wait_for_timeout(1500)  # the table of before would write its own address again
     assert page.evaluate("location.hash") == "#/run/%"
-    page.get_by_role("link", name="All runs").click()
+    page.get_by_role("link", name="Back to Runs").click()
     expect(page.locator(".runs .name a")).to_have_count(2)

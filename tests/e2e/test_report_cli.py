@@ -14,11 +14,18 @@ from playwright.sync_api import expect
 from penstock.cli import main as command_line
 from penstock.testing.corpora import write_corpus
 from tests.browser import DEVICES, check_is_usable, needs_browser
+from tests.e2e.conftest import console
 from tests.in_process import run_cli
-from tests.unit.obs.html_elements import charts_of, layers_of
+from tests.unit.obs.html_elements import inlined
 from tests.warm import penstock
 
-CHARTS = {"loss", "tokens-per-s", "data-wait-share", "learning-rate", "grad-norm", "phases"}
+VIEWS = {
+    "summary": "text=median tokens/s",
+    "ranks": ".view h2",
+    "answers": "text=answers no prompts",
+    "recipe": "text=data.sequence_length",
+}
+"""View of a run -> what it shows; the rows of a report are in it only if a step is named."""
 IS_DRAWN = """canvas => {
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
   return new Set(new Uint32Array(data.buffer)).size > 2;
@@ -84,26 +91,67 @@ def opened(browser, file, device="desktop", **options):
     assert {url for url in asked if not url.startswith("data:")} == {file.as_uri()}
 
 
-def test_the_page_tells_the_rescale_and_the_loss(page):
-    text = page.read_text()
-    charts = charts_of(text)
-    assert charts.keys() == CHARTS
-    assert [(mark["x"], mark["text"]) for mark in charts["loss"]["marks"]] == [
-        (12, "1 → 2 processes, 1 setting")
-    ]
-    assert layers_of(text, "loss")["validation"]["x"] == [4, 8, 12, 16, 20, 24]
-    assert 'class="outcome finished"' in text
+def shown_curves(page):
+    """Return the description of each drawn chart, which has the names and values of its curves, by id."""
+    expect(page.locator("#loss canvas")).to_be_visible()
+    return {
+        figure.get_attribute("id"): figure.locator(".plot").get_attribute("aria-label")
+        for figure in page.locator("figure.chart").all()
+    }
+
+
+def check_alike(report, console):
+    """Check that two texts differ in their numbers only, and little: a report has seven digits of each."""
+    number = r"\d+(?:\.\d+)?"
+    assert re.sub(number, "#", report) == re.sub(number, "#", console)
+    (own, its) = ([float(one) for one in re.findall(number, text)] for text in (report, console))
+    assert own == pytest.approx(its, rel=2e-3)
+
+
+def shown_text(page, view, shown):
+    """Return the text of a view of the run."""
+    page.locator(f".tabs a[href$='/{view}']").click()
+    expect(page.locator(shown).first).to_be_visible()
+    return page.locator(".page > .view").inner_text()
 
 
 @needs_browser
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_browser_draws_every_chart_without_complaint_or_request(page, browser, device):
+def test_a_browser_draws_every_view_without_complaint_or_request(page, browser, device):
     with opened(browser, page, device) as shown:
-        assert {figure.get_attribute("id") for figure in shown.locator("figure.chart").all()} == CHARTS
+        shown_curves(shown)
         for canvas in shown.locator("figure.chart canvas").all():
             assert canvas.evaluate(IS_DRAWN), "an empty canvas has one colour"
-        expect(shown.get_by_text("In words:")).to_have_count(0)
         check_is_usable(shown)
+        for view, what in VIEWS.items():
+            shown_text(shown, view, what)
+            check_is_usable(shown)
+
+
+@needs_browser
+def test_a_report_has_the_charts_tables_and_numbers_of_the_console(run, page, browser):
+    with console(run.parent) as address, opened(browser, page) as shown:
+        live = browser.new_page(**DEVICES["desktop"])
+        live.goto(address)
+        live.get_by_role("link", name="run", exact=True).click()
+        drawn = shown_curves(live)
+        assert drawn.keys() >= {"loss", "phases", "speed", "waits", "rate", "grad-norm"}
+        check_alike(str(shown_curves(shown)), str(drawn))
+        last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+        validation = float(f"{last['validation_loss']:.4g}")
+        assert re.search(f"validation from .* to {validation:g},", drawn["loss"])
+        for place in (".run-head .figures", ".events"):
+            assert shown.locator(place).inner_text() == live.locator(place).inner_text()
+        for axis in ("Tokens", "Time"):
+            for one in (shown, live):
+                one.get_by_role("button", name=axis, exact=True).click()
+                expect(one.locator("#loss .plot")).to_have_attribute(
+                    "aria-label", re.compile(f"by {axis.lower()}")
+                )
+            check_alike(str(shown_curves(shown)), str(shown_curves(live)))
+        for view, what in VIEWS.items():
+            check_alike(*(shown_text(one, view, what) for one in (shown, live)))
+        live.close()
 
 
 @needs_browser
@@ -134,40 +182,10 @@ def test_pointing_at_a_chart_reads_out_its_values(page, browser):
 
 
 @needs_browser
-def test_a_chart_is_zoomed_smoothed_and_drawn_on_a_log_axis(page, browser):
-    with opened(browser, page) as shown:
-        drawn = shown.locator("#loss canvas")
-        pixels = "canvas => canvas.toDataURL()"
-        log = shown.locator("#loss").get_by_role("button", name="log")
-        before = drawn.evaluate(pixels)
-        log.click()
-        expect(log).to_have_attribute("aria-pressed", "true")
-        assert drawn.evaluate(pixels) != before
-        log.click()
-        box = shown.locator("#loss .u-over").bounding_box()
-        shown.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 20)
-        shown.mouse.down()
-        shown.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 20, steps=5)
-        shown.mouse.up()
-        whole = shown.locator("#loss").get_by_role("button", name="whole run")
-        expect(whole).to_be_visible()
-        expect(shown.locator("#grad-norm").get_by_role("button", name="whole run")).to_be_visible()
-        shown.locator("#loss .plot").focus()
-        shown.keyboard.press("Home")
-        expect(shown.locator("#loss [role=status]")).to_have_text(re.compile("^step 1[23]: "))
-        shown.keyboard.press("0")
-        expect(whole).to_be_hidden()
-        legend = shown.locator("#loss .legend")
-        expect(legend).to_contain_text("mean of 5 steps")
-        shown.get_by_label("Smoothing").select_option("off")
-        expect(legend).not_to_contain_text("mean of 5 steps")
-
-
-@needs_browser
-def test_without_scripts_the_page_has_its_figures_and_the_charts_in_words(page, browser):
+def test_without_scripts_the_page_has_its_figures_and_tables_as_text(page, browser):
     with opened(browser, page, java_script_enabled=False) as shown:
-        expect(shown.get_by_text("final training loss")).to_be_visible()
-        expect(shown.get_by_text("Loss, nats per token. Training: ")).to_be_visible()
+        expect(shown.get_by_text("final training loss: ")).to_be_visible()
+        expect(shown.get_by_text("at step  ranks  time, UTC")).to_be_visible()
         expect(shown.locator("figure")).to_have_count(0)
 
 
@@ -176,8 +194,12 @@ def test_python_does_not_show(page):
     assert not re.search(r">[^<]*\b(None|True|False)\b", text)
 
 
+def levels_of(page):
+    return inlined(page.read_text())["runs"][0]["run"]["levels"]
+
+
 def test_the_loss_of_a_run_on_one_corpus_is_held_against_its_unigram_entropy(page):
-    ((name, entropy),) = charts_of(page.read_text())["loss"]["levels"]
+    ((name, entropy),) = levels_of(page)
     assert name == "unigram entropy"
     assert entropy == pytest.approx(np.log(59), abs=0.02)  # token ids are uniform in [1, 60)
 
@@ -191,7 +213,7 @@ def test_a_corpus_that_is_gone_costs_the_line_and_a_word(run, tmp_path, capsys):
     (copy / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes())
     assert command_line.main(["report", str(copy)]) == 0
     assert "no line for the unigram entropy" in " ".join(capsys.readouterr().err.split())
-    assert charts_of((copy / "report.html").read_text())["loss"]["levels"] == []
+    assert levels_of(copy / "report.html") == []
 
 
 def test_out_and_references_are_honoured(run, tmp_path, capsys):
@@ -199,7 +221,7 @@ def test_out_and_references_are_honoured(run, tmp_path, capsys):
     words = ["report", str(run), "--out", str(out), "--reference", "a = b=3.5"]
     assert command_line.main(words) == 0
     assert capsys.readouterr().out == f"{out}\n"
-    assert charts_of(out.read_text())["loss"]["levels"] == [["a = b", 3.5]]
+    assert levels_of(out) == [["a = b", 3.5]]
 
 
 @pytest.mark.parametrize(
@@ -209,12 +231,6 @@ def test_out_and_references_are_honoured(run, tmp_path, capsys):
         ("", None, 2, "holds no config.json"),
         ("", "{}", 1, "has not recorded a step yet"),
         ('{"step": 1, "loss": 2.0}\n', "[]", 2, "config.json must contain a JSON object"),
-        (
-            '{"event": "start", "step": 0}\n{"step": 1, "loss": 2.0}\n',
-            "{}",
-            1,
-            "The start after step 0 is broken",
-        ),
     ],
 )
 def test_a_missing_empty_or_broken_run_is_one_paragraph(tmp_path, capsys, metrics, config, code, message):
@@ -233,7 +249,8 @@ def test_lines_that_are_no_records_are_left_out_and_named(tmp_path, capsys):
     (tmp_path / "config.json").write_text("{}")
     assert command_line.main(["report", str(tmp_path)]) == 0
     assert "2 lines that are no records are left out" in " ".join(capsys.readouterr().err.split())
-    assert "2 lines that are no records are left out" in (tmp_path / "report.html").read_text()
+    page = inlined((tmp_path / "report.html").read_text())
+    assert page["runs"][0]["run"]["damaged_lines"] == 2
 
 
 @pytest.mark.parametrize("words", [["absent"], [".", "--reference", "3.5"], [".", "--reference", "a=nan"]])
@@ -249,21 +266,48 @@ def test_help_has_a_worked_example(capsys):
     assert "example:\n  penstock report " in capsys.readouterr().out
 
 
-@needs_browser
-@pytest.mark.parametrize("device", DEVICES)
-def test_two_runs_are_compared_on_a_page_that_a_browser_runs(run, browser, device, tmp_path):
-    other = tmp_path / "other" / "run"
+@pytest.fixture(scope="module")
+def compared(run, tmp_path_factory):
+    """A second run, and the page of both."""
+    folder = tmp_path_factory.mktemp("compared")
+    other, out = folder / "other" / "run", folder / "compared.html"
     shutil.copytree(run, other)
-    out = tmp_path / "compared.html"
     done = run_cli("report", run, other, "--out", out)
     assert (done.returncode, done.stdout) == (0, f"{out}\n"), done.stderr
-    with opened(browser, out, device) as shown:
-        expect(shown.locator("figure.chart canvas")).to_have_count(6)
-        for canvas in shown.locator("figure.chart canvas").all():
-            assert canvas.evaluate(IS_DRAWN)
+    return other, out
+
+
+@needs_browser
+@pytest.mark.parametrize("device", DEVICES)
+def test_two_runs_are_compared_on_a_page_that_a_browser_runs(run, compared, browser, device):
+    with opened(browser, compared[1], device) as shown:
         expect(shown.locator("#loss .legend")).to_contain_text(f"{run.parent.name}/run")
         expect(shown.locator("#loss .legend")).to_contain_text("other/run")
+        expect(shown.get_by_role("region", name="Figures of the runs")).to_contain_text("final training loss")
         check_is_usable(shown)
+        shown.get_by_role("link", name="other/run").click()
+        expect(shown.locator("#grad-norm canvas")).to_be_visible()
+        shown.get_by_role("link", name="Compare").click()
+        expect(shown.get_by_role("region", name="All of them at step 24")).to_contain_text("Loss")
+
+
+@needs_browser
+def test_a_comparison_has_the_charts_tables_and_numbers_of_the_console(run, compared, browser):
+    other, out = compared
+    with console(run, other) as address, opened(browser, out) as shown:
+        live = browser.new_page(**DEVICES["desktop"])
+        live.goto(address)
+        expect(live.get_by_role("checkbox")).to_have_count(2)
+        for box in live.get_by_role("checkbox").all():
+            box.check()
+        live.get_by_role("link", name="Compare 2 runs").click()
+        texts = []
+        for page in (shown, live):
+            expect(page.get_by_role("region", name="All of them at step 24")).to_be_visible()
+            tables = "\n".join(page.locator(".page td").all_inner_texts())
+            texts.append(re.sub(r"\S*run from", "run from", f"{shown_curves(page)} {tables}"))  # their names
+        check_alike(*texts)
+        live.close()
 
 
 def test_the_metrics_of_every_step_are_written_as_csv_and_as_parquet(run, tmp_path, capsys):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from tests.made_tasks import TEXT, own_cache, save_tasks
-from tests.run_records import data_of, gather
+from tests.run_records import data_of
 
 from penstock.core.errors import UsageError
 from penstock.data.corpus.manifest import load_manifest, save_manifest
@@ -14,7 +14,7 @@ from penstock.evaluation.evaluate import evaluate
 from penstock.evaluation.options import EvaluationOptions
 from penstock.evaluation.tables import scores_of
 from penstock.evaluation.tasks import load_tasks
-from penstock.obs.report.html import task_table
+from penstock.obs.run_data.summary import summary_of
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
@@ -88,9 +88,9 @@ def test_the_scores_are_those_of_the_checkpoint_and_losses_those_without(made, t
     assert losses[0] == losses[1]
     assert len(losses[0]) == 4
 
-    table = task_table(gather(records))
-    assert "made_choice acc" in table
-    assert "(step 3)" in table
+    tables = {table["title"]: table["rows"] for table in summary_of(data_of(records), {})["tables"]}
+    (row,) = [row for row in tables["Tasks"] if row[0] == "made_choice acc"]
+    assert row[1].endswith("(step 3)")
     assert data_of(records).num_damaged == data_of(without).num_damaged == 0
 
 

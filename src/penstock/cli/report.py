@@ -1,11 +1,12 @@
-"""Draw a run as one HTML page: loss, speed, time within a step, restarts, the recipe. Or compare runs.
+"""Draw a run as one HTML page: its curves, a summary, ranks, answers, the recipe. Or compare runs.
 
-The page is one file without external resources: it can be mailed, kept and opened offline. It can be drawn
-while the run trains, and again later. For a run on one corpus, the loss chart has a line at the entropy of
-the corpus's token frequencies: the loss of a model that knows nothing else.
+The page is the console's page of a run with its data inlined: one file without external resources, which can
+be mailed, kept and opened offline. It can be drawn while the run trains, and again later. For a run on one
+corpus, the loss chart has a line at the entropy of the corpus's token frequencies: the loss of a model that
+knows nothing else.
 
-Several runs are drawn in the same charts: losses by step, by tokens and by time, speed, traffic, and the
-settings in which their recipes differ.
+Several runs are drawn in the same charts, by step, tokens, time or cost, with their key figures and the
+settings in which their recipes differ. The file has the page of each run, too.
 
 With several ranks it has their heat map, and with --rows STEP the data of a step: documents,
 text and learned tokens of its first rows.
@@ -19,12 +20,14 @@ example:
   penstock report runs/first runs/second --out losses.csv --metrics loss,validation_loss
   penstock report s3://bucket/runs/first --out first.html
 
-exit codes: 0 done, 1 the run has no step yet, or a start has damaged values, 2 wrong usage
+exit codes: 0 done, 1 the run has no step yet, 2 wrong usage
 """
 
 import argparse
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from penstock.cli.streams import complain
 from penstock.core.config import parse_json
@@ -35,18 +38,16 @@ from penstock.core.units import plural
 from penstock.data.corpus.open import open_corpus
 from penstock.data.tools.describe import unigram_entropy
 from penstock.obs.metric_names import METRICS_FILE, RANK_METRICS, RECIPE_FILE
-from penstock.obs.report.compare import MOST_RUNS, ComparedRun, render_comparison
-from penstock.obs.report.history import history_of
-from penstock.obs.report.ranks import ReportedRanks, reported_ranks
-from penstock.obs.report.report import render
-from penstock.obs.report.rows import ReportedRows
-from penstock.obs.report.summary import Config, setting
+from penstock.obs.report import MOST_RUNS, ReportedRun, ranks_of, render
 from penstock.obs.run_data.columns import RunColumns, RunData
-from penstock.obs.run_data.discover import files_of
+from penstock.obs.run_data.discover import FoundRun, files_of
 from penstock.obs.run_data.export import TableFormat, exported
+from penstock.obs.run_data.hangs import RecentHangs
 from penstock.obs.run_data.rank_columns import RankColumns
-from penstock.obs.run_data.run_files import RunFiles, tokenizer_of
+from penstock.obs.run_data.run_files import RunFiles
+from penstock.obs.run_data.run_row import Summaries
 from penstock.obs.run_data.step_rows import note_of, shown_rows
+from penstock.obs.run_data.summary import Config, setting, starts_of
 from penstock.train.inspect.row_texts import FIRST_ROWS, rows_view
 
 _TABLES: dict[str, TableFormat] = {".csv": "csv", ".parquet": "parquet"}
@@ -92,8 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the page and print its path."""
     given = dict(_reference(text) for text in arguments.reference)
-    runs = [files_of(location) for location in arguments.runs]
-    configs = [_config(run) for run in runs]
+    files = [files_of(location) for location in arguments.runs]
+    recipes = [_config(each) for each in files]
     out: Path | None = arguments.out
     form = _TABLES.get(out.suffix.lower()) if out else None
     if out and form:
@@ -101,32 +102,30 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError("--reference is for a page", fix="Leave it out, or end --out in .html.")
         if arguments.rows is not None:
             raise UsageError("--rows is for a page", fix="Leave it out, or end --out in .html.")
-        _write_table(out, runs, metrics=listed_names(arguments.metrics or ""), form=form)
+        _write_table(out, files, metrics=listed_names(arguments.metrics or ""), form=form)
         print(out)
         return 0
     if arguments.metrics:
         raise UsageError("--metrics is for CSV and Parquet files", fix="End --out in .csv or .parquet.")
-    if len(runs) > 1:
-        if arguments.rows is not None:
-            raise UsageError("--rows is for one run only", fix="Leave it out, or give one run.")
-        page = _comparison(runs, configs, references=given, out=out)
-    else:
-        (files,), (config,) = runs, configs
-        if out is None and files.is_stored:
-            raise UsageError(
-                "A run in an object store needs --out", fix="Name the page to write: --out run.html."
-            )
-        references, data = given or _unigram_entropy(config), _data(files)
-        page = render(
-            data,
-            config,
-            name=Path(files.location).resolve().name,
-            references=references,
-            ranks=_ranks(files),
-            rows=ReportedRows() if arguments.rows is None else _rows(files.folder, arguments.rows, data),
+    if len(files) > 1:
+        _check_comparison(arguments, given)
+    elif out is None and files[0].is_stored:
+        raise UsageError(
+            "A run in an object store needs --out", fix="Name the page to write: --out run.html."
         )
-        out = out or files.folder / "report.html"
-    assert out is not None
+    is_one = len(files) == 1
+    names = [Path(files[0].location).resolve().name] if is_one else _names(files)
+    runs = []
+    for name, own, recipe in zip(names, files, recipes, strict=True):
+        try:
+            runs.append(_reported(name, own, recipe, has_ranks=is_one))
+        except PenstockError as error:
+            raise error if is_one else PenstockError(f"{own.location}: {error}") from None
+    if is_one:
+        rows = None if arguments.rows is None else _rows(files[0].folder, arguments.rows, runs[0].data)
+        runs = [replace(runs[0], references=given or _unigram_entropy(recipes[0]), rows=rows)]
+    out = out or files[0].folder / "report.html"
+    page = render(runs)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, page)
     print(out)
@@ -150,23 +149,42 @@ def _config(run: RunFiles) -> Config:
         return parse_json(file.read(run.stamp(RECIPE_FILE).size), name=f"{run.location}/{RECIPE_FILE}")
 
 
-def _comparison(
-    files: list[RunFiles], configs: list[Config], *, references: dict[str, float], out: Path | None
-) -> str:
-    if out is None:
+def _check_comparison(arguments: argparse.Namespace, references: dict[str, float]) -> None:
+    """Refuse options that do not fit several runs."""
+    if arguments.rows is not None:
+        raise UsageError("--rows is for one run only", fix="Leave it out, or give one run.")
+    if arguments.out is None:
         raise UsageError("Several runs need --out", fix="Name the page to write: --out compared.html.")
     if references:
         raise UsageError("--reference is for one run only", fix="Leave it out, or give one run.")
-    if len(files) > MOST_RUNS:
-        raise UsageError(f"{len(files)} runs are too many for one page", fix=f"Give at most {MOST_RUNS}.")
-    runs = []
-    for name, run, config in zip(_names(files), files, configs, strict=True):
-        try:
-            history = history_of(_data(run))
-            runs.append(ComparedRun(name, history, config, tokenizer=tokenizer_of(run)))
-        except PenstockError as error:
-            raise PenstockError(f"{run.location}: {error}") from None
-    return render_comparison(runs)
+    if (number := len(arguments.runs)) > MOST_RUNS:
+        raise UsageError(f"{number} runs are too many for one page", fix=f"Give at most {MOST_RUNS}.")
+
+
+def _reported(name: str, files: RunFiles, recipe: Config, *, has_ranks: bool) -> ReportedRun:
+    """Return what a report has of a run."""
+    data = _data(files)
+    if not data.num_rows():
+        raise PenstockError("The run has not recorded a step yet", fix="Try again after its first step.")
+    found, rows = FoundRun(name, name, files), Summaries()
+
+    def opened(metric: str) -> RankColumns:
+        columns = RankColumns(files, metric)
+        columns.update()
+        return columns
+
+    # Stores bill what is read, and a comparison shows no ranks.
+    ranks, left_out = ranks_of(opened, has_others=not files.is_stored) if has_ranks else ({}, [*RANK_METRICS])
+    return ReportedRun(
+        found=found,
+        row={**rows.row(found), "ranks": next((start.ranks for start in reversed(starts_of(data))), None)},
+        data=data,
+        recipe=recipe,
+        price=rows.price(found),
+        ranks=ranks,
+        ranks_left_out=left_out,
+        hangs=RecentHangs().read(files, data.starts),
+    )
 
 
 def _data(run: RunFiles) -> RunData:
@@ -178,19 +196,7 @@ def _data(run: RunFiles) -> RunData:
     return columns.data
 
 
-def _ranks(run: RunFiles) -> ReportedRanks:
-    """Return the metrics of the run's ranks."""
-
-    def opened(metric: str) -> RankColumns:
-        columns = RankColumns(run, metric)
-        columns.update()
-        return columns
-
-    first = next(iter(RANK_METRICS))
-    return reported_ranks(opened, first, has_others=not run.is_stored)  # stores bill what is read
-
-
-def _rows(folder: Path, step: int, data: RunData) -> ReportedRows:
+def _rows(folder: Path, step: int, data: RunData) -> dict[str, Any]:  # Any: JSON
     try:
         found = rows_view(folder, step, offset=0, limit=FIRST_ROWS)
     except CorpusError as error:
@@ -200,7 +206,8 @@ def _rows(folder: Path, step: int, data: RunData) -> ReportedRows:
         ) from None
     steps = data.column("step")
     note = note_of(found, steps_recorded=int(steps[-1]) if len(steps) else 0, events=data.events)
-    return ReportedRows(found=shown_rows(found, note=note))
+    why = "`penstock console` computes the loss of each token."
+    return {**shown_rows(found, note=note), "why_no_losses": why}
 
 
 def _write_table(out: Path, files: list[RunFiles], *, metrics: list[str], form: TableFormat) -> None:

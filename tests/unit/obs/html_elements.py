@@ -1,4 +1,4 @@
-"""Take HTML apart for the tests of what is drawn."""
+"""Take a report apart for the tests of what is in it."""
 
 import json
 import re
@@ -29,12 +29,15 @@ class Elements(HTMLParser):
         assert self._open.pop() == tag
 
 
-def charts_of(page):
-    """Return the charts that a page embeds, by id."""
-    found = re.search(r'<script type="application/json" id="chart-data">(.*?)</script>', page)
-    return {chart["id"]: chart for chart in json.loads(found[1])["charts"]} if found else {}
+def inlined(page):
+    """Return the JSON that a report has inlined."""
+    return json.loads(re.search(r'<script type="application/json" id="runs">(.*?)</script>', page)[1])
 
 
-def layers_of(page, chart):
-    """Return the layers of one chart by name."""
-    return {layer["name"]: layer for layer in charts_of(page)[chart]["layers"]}
+def curve(page, metric, axis="step", *, run=0):
+    """Return the places and values of a metric in a report."""
+    for found in inlined(page)["runs"][run]["curves"]:
+        if metric in found["series"]:
+            pairs = zip(found["x"][axis], found["series"][metric], strict=True)
+            return tuple(zip(*((x, y) for x, y in pairs if y is not None), strict=True))
+    return None

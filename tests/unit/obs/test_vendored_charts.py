@@ -6,8 +6,6 @@ from importlib.resources import files
 
 import pytest
 
-from penstock.obs.report import html
-
 VENDOR = files("penstock.obs").joinpath("page", "vendor")
 PUBLISHED = {
     "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
@@ -41,11 +39,3 @@ def test_every_import_of_a_script_is_there(page):
     for path in re.findall(r'from "([^"]+)"', page.read_text()):
         folder, _, name = path.rpartition("/")
         assert folders[folder].joinpath(name).is_file(), path
-
-
-def test_modules_that_a_report_joins_have_names_of_their_own():
-    joined = {"charts.js", *(name for names in html._SCRIPTS.values() for name in names)}
-    text = "".join(page.read_text() for page in PAGES if page.name in joined)
-    names = re.findall(r"^(?:export )?(?:async )?(?:const|let|class|function) (\w+)", text, re.MULTILINE)
-    assert len(names) > 40
-    assert sorted(names) == sorted(set(names))

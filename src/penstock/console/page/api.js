@@ -1,8 +1,12 @@
 // The server's answers: JSON by route, and one stream of events.
 
+import { known } from "../charts/charts.js";
 import { el } from "../charts/dom.js";
 import { join } from "./stream.js";
 
+export const isLive = true;
+/** Metrics of one request. */
+const MOST_ASKED = 200;
 /** Before a request to a job is sent, the run's data may be opened; what gave up waiting would be sent again. */
 const PATIENCE_MS = 60_000, REQUEST_PATIENCE_MS = 900_000, MODEL_PATIENCE_MS = 900_000;
 
@@ -43,8 +47,28 @@ const sent = (path, value, options = {}) => asked(path, { ...posted(value), ...o
 
 export const runs = (search = "") => asked("runs" + query({ search })).then((found) => found.runs);
 export const run = (id) => asked(of(id));
-export const curves = (id, metrics, x, { from = null, to = null, points = 1000 } = {}) =>
-  asked(of(id, "/curves" + query({ metrics: listed(metrics), x, from, to, points })));
+
+/** Return metric -> { x, y, means } of charts, whose metrics are [[name]]. */
+export async function curves(id, charts, x, { from = null, to = null, points = 1000 } = {}) {
+  const found = await Promise.all(batched(charts).map((names) => asked(of(id, "/curves" + query({ metrics: listed(names), x, from, to, points })))));
+  return new Map(found.flatMap((one) => Object.keys(one.series).map((name) => [name, known(one.x, one.series[name], one.means[name])])));
+}
+
+/** Return the metrics of charts in lists of at most MOST_ASKED; those of a chart are together, as a stack needs one x. */
+function batched(charts) {
+  const found = [[]], seen = new Set();
+  for (const names of charts) {
+    const own = names.filter((name) => !seen.has(name));
+    for (let i = 0; i < own.length; i += MOST_ASKED) {
+      const part = own.slice(i, i + MOST_ASKED);
+      if (found.at(-1).length + part.length > MOST_ASKED) found.push([]);
+      found.at(-1).push(...part);
+    }
+    for (const name of own) seen.add(name);
+  }
+  return found;
+}
+
 export const values = (id, metrics, x, at) => asked(of(id, "/values" + query({ metrics: listed(metrics), x, at }))).then((found) => found.values);
 export const compare = (id, other) => asked(of(id, "/compare" + query({ with: other })));
 export const requests = (id) => asked(of(id, "/requests"));

@@ -5,8 +5,7 @@
 
 import * as api from "./api.js";
 import { el, failure, quiet, quoted, table, throttled } from "../charts/dom.js";
-import { seconds, ago } from "./table.js";
-import { count, written } from "../charts/charts.js";
+import { ago, count, seconds, written } from "../charts/charts.js";
 
 const POLL_MS = 1000, WRITE_MS = 1000;
 /** Field of a corpus -> metric of the run's records. */

@@ -2,7 +2,8 @@
 
 import * as api from "./api.js";
 import { el, pill, quiet } from "../charts/dom.js";
-import { count, duration, written } from "../charts/charts.js";
+import { ago, count, duration, seconds, written } from "../charts/charts.js";
+import { bar } from "../charts/run.js";
 
 const STATES = ["training", "stalled", "failed", "stopped", "finished"];
 const MARGIN_ROWS = 8, ROWS_AT_ONCE = 6;
@@ -23,14 +24,6 @@ const COLUMNS = [
   ["updated", "updated", (row) => ago(row.updated), "time since its last record"],
 ];
 const GROUPS = [["", "no groups"], ["state", "by state"], ["folder", "by folder"], ["ranks", "by ranks"]];
-
-export const seconds = (time) => (typeof time === "string" ? Date.parse(time) / 1000 : time);
-
-export function ago(time) {
-  const since = Date.now() / 1000 - seconds(time);
-  if (time === null || time === undefined || Number.isNaN(since)) return "\u2013";
-  return since < 5 ? "now" : duration(Math.floor(since)) + " ago";
-}
 
 const folder = (row) => (row.path || "").replace(/[\\/][^\\/]*$/, "") || ".";
 const groupOf = { state: (row) => row.state, folder, ranks: (row) => (row.ranks ? `${row.ranks} ranks` : "ranks unknown") };
@@ -76,7 +69,7 @@ class RunsTable {
     this.picked = new Set();
     this.made = new Map();
     this.others = new Set();  // ids of runs that came after the search, and were searched for
-    this.places = [["#/", "Runs"]];
+    this.title = "Runs";
     this.#build();
   }
 
@@ -287,13 +280,6 @@ class RunsTable {
     if (this.picked.size < 2) this.compare.removeAttribute("href");
     else this.compare.href = "#/compare?runs=" + [...this.picked].map(encodeURIComponent).join(",");
   }
-}
-
-/** Return how far a run is, as a bar. */
-export function bar(row) {
-  const done = row.steps ? Math.min(row.step / row.steps, 1) : 0, fill = el("i");
-  fill.style.width = `${100 * done}%`;
-  return el("span", { class: `bar-of ${row.state}`, "aria-hidden": "true" }, fill);
 }
 
 function grouped(rows, by) {

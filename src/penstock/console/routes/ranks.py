@@ -1,7 +1,6 @@
 """Routes of ranks: a heat map of one metric, ranks by steps; slow ranks; the reports of hangs."""
 
 import math
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import pybase64
@@ -9,15 +8,13 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from penstock.console.plain_json import PlainJson
-from penstock.console.state import console_of, finite, run_of
-from penstock.obs.metric_names import RANK_METRICS
+from penstock.console.state import console_of, run_of
+from penstock.obs.run_data.page_json import hangs_json, ranks_json
 from penstock.obs.run_data.rank_columns import check_rank_metric
 
 router = APIRouter(prefix="/api")
 
 Reply = dict[str, Any]  # Any: JSON
-
-_MOST_UNREAD = 8
 
 
 @router.get("/runs/{run_id}/ranks")
@@ -37,19 +34,7 @@ def ranks(
     check_rank_metric(metric)
     console, run = console_of(request), run_of(request, run_id)
     table = console.rank_columns(run, metric).table(first=first, last=last, columns=points)
-    others = {
-        "steps": table.steps,
-        "records": table.num_records,
-        "num_ranks": len(table.values),
-        "means": [finite(mean) for mean in table.means.tolist()],
-        "starts": [
-            {"column": column, "hosts": places.hosts, "devices": places.devices, "nics": places.nics}
-            for column, places in sorted(table.places.items())
-        ],
-        "slow": [slow._asdict() for slow in console.columns(run).slow_ranks],
-        "metric": metric,
-        "metrics": list(RANK_METRICS),
-    }
+    others = ranks_json(table, console.columns(run), metric)
     values = pybase64.b64encode(table.values.astype("<f4").tobytes())  # some megabytes, which need no escapes
     body = b'%s,"values":"%s"}' % (bytes(PlainJson(others).body)[:-1], values)
     return Response(body, media_type=PlainJson.media_type)
@@ -59,27 +44,4 @@ def ranks(
 def hangs(request: Request, run_id: str) -> Reply:
     """Return the diagnosis of each hang, newest last, and the call stacks of the ranks to look at first."""
     console, run = console_of(request), run_of(request, run_id)
-    found = console.recent_hangs.read(run.files, console.columns(run).starts)
-    return {
-        "hangs": [
-            {
-                "time": datetime.fromtimestamp(hang.at, UTC).isoformat(timespec="seconds"),
-                "text": hang.text,
-                "num_ranks": hang.num_ranks,
-                "ranks": [
-                    {
-                        "rank": words.rank,
-                        "host": words.host,
-                        "step": words.step,
-                        "doing": words.doing,
-                        "stacks": words.stacks,
-                    }
-                    for words in hang.words
-                ],
-            }
-            for hang in found.hangs
-        ],
-        "unread": found.unread[:_MOST_UNREAD],
-        "num_unread": len(found.unread),
-        "num_beyond": found.num_beyond,
-    }
+    return hangs_json(console.recent_hangs.read(run.files, console.columns(run).starts))

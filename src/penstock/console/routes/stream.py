@@ -16,11 +16,11 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
-from penstock.console.routes.curves import Axis, axis_of
 from penstock.console.state import ConsoleState, console_of, finite
 from penstock.core import clock
 from penstock.core.errors import PenstockError
 from penstock.obs.run_data.columns import Cursor, RunData
+from penstock.obs.run_data.curves import AXES, axis_of
 from penstock.obs.run_data.discover import FoundRun, UnknownRun
 from penstock.obs.run_data.events import first_compared, spikes
 from penstock.obs.run_data.run_row import RunRow
@@ -87,8 +87,6 @@ async def _events(console: ConsoleState, cursors: Mapping[str, Cursor | None]) -
         look += 1
         await asyncio.sleep(_LOOK_EVERY_S)
 
-
-_AXES: tuple[Axis, ...] = ("step", "tokens", "time", "money")
 
 News = list[tuple[str, Any]]  # Any: JSON
 
@@ -206,7 +204,7 @@ def _points(run_id: str, columns: RunData, table: str, first: int, *, price: flo
         return []
     named = {name: columns.column(name, table=table, first=first) for name in columns.metrics()
              if columns.table_of(name) == table}  # fmt: skip
-    axes = {x: axis_of(columns, x, table=table, price=price)[first:] for x in _AXES}
+    axes = {x: axis_of(columns, x, table=table, price=price)[first:] for x in AXES}
     return [
         (
             "points",

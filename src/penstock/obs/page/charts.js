@@ -42,6 +42,16 @@ export function duration(seconds) {
   return sign + Math.floor(size / whole) + " " + name + (rest && partName ? " " + rest + " " + partName : "");
 }
 
+/** Return Unix seconds of a time, which may be ISO 8601. */
+export const seconds = (time) => (typeof time === "string" ? Date.parse(time) / 1000 : time);
+
+/** Return how long ago a time was. */
+export function ago(time) {
+  const since = Date.now() / 1000 - seconds(time);
+  if (time === null || time === undefined || Number.isNaN(since)) return "\u2013";
+  return since < 5 ? "now" : duration(Math.floor(since)) + " ago";
+}
+
 /** Return the centred mean of some `width` neighbours of each value, twice over, so that a spike is a hill and not a box. */
 export function smoothed(values, width) {
   const half = (width + 1) >> 1;
@@ -73,8 +83,7 @@ const dark = globalThis.matchMedia("(prefers-color-scheme: dark)");
 const xWritten = (value, along) => (along === "step" ? count(value) : along === "time" ? duration(value) : along === "money" ? value.toFixed(2) : written(value));
 
 /**
- * A chart in a `figure`. isStepped: an area holds from the point before it on. isTitled: the axis
- * has its name under it.
+ * A chart in a `figure`.
  *
  * options: title; unit; along: "step", "tokens", "time" (seconds), or another name; layers: see `setLayers`;
  * marks: [{x, text, isLabelled}]; levels: [[name, value]]; fromZero; log; height; smoothing: points, 0 for none;
@@ -127,9 +136,9 @@ export class Chart {
   }
 
   /**
-   * Draw these layers: {name, x, y, style, color, low, high, isQuiet, isFaint}. style: "line", "dots" or "area" (areas are stacked
-   * in their order); color: 0 to 7 or a CSS property's name; low, high: a band behind the line; isFaint: drawn thin, as
-   * what a mean is of; isQuiet: thin, and not read out.
+   * Draw these layers: {name, x, y, means, style, color}. means: of the records around each point, which are smoothed and
+   * stacked instead of y; style: "line", "dots" or "area" (areas are stacked in their order); color: 0 to 7 or the name of
+   * a CSS property.
    */
   setLayers(layers) {
     this.layers = layers;
@@ -182,10 +191,9 @@ export class Chart {
   #lines() {
     const { smoothing } = this.options, lines = [];
     for (const layer of this.layers) {
-      const isSmooth = smoothing > 1 && (layer.style || "line") === "line" && !layer.isQuiet && layer.x.length > 2 * smoothing;
-      if (layer.low) for (const edge of ["high", "low"]) lines.push({ layer, kind: edge, x: layer.x, y: layer[edge] });
+      const isSmooth = smoothing > 1 && (layer.style || "line") === "line" && layer.x.length > 2 * smoothing;
       if (isSmooth) lines.push({ layer, kind: "raw", x: layer.x, y: layer.y });
-      lines.push({ layer, kind: layer.isQuiet || layer.isFaint ? "raw" : "main", x: layer.x, y: isSmooth ? smoothed(layer.y, smoothing) : layer.y });
+      lines.push({ layer, kind: "main", x: layer.x, y: isSmooth ? smoothed(layer.means ?? layer.y, smoothing) : layer.style === "area" ? layer.means ?? layer.y : layer.y });
     }
     return lines;
   }
@@ -222,10 +230,9 @@ export class Chart {
       const stroke = this.#color(layer.color), isDots = layer.style === "dots";
       const faint = kind === "raw" ? 0.38 : 1;
       return {
-        stroke: kind === "high" || kind === "low" ? "transparent" : withAlpha(stroke, isDots ? 0.6 : isStacked ? 0 : faint),
+        stroke: withAlpha(stroke, isDots ? 0.6 : isStacked ? 0 : faint),
         width: kind === "raw" ? 1 : isDots ? 1.25 : isStacked ? 0 : 1.75,
         fill: isStacked ? withAlpha(stroke, 0.82) : undefined,
-        paths: isStacked && this.options.isStepped ? uPlot.paths.stepped({ align: -1 }) : undefined,
         spanGaps: isDots || layer.x !== data[0],
         points: isDots
           ? { show: data[0].length < 4000, size: layer.x.length > 60 ? 5 : 8, fill: stroke, stroke: colors["--card"], width: 1.5 }
@@ -233,15 +240,14 @@ export class Chart {
       };
     });
     const bands = [];
-    this.lines.forEach(({ layer, kind }, i) => {
-      if (kind === "high") bands.push({ series: [i + 1, i + 2], fill: withAlpha(this.#color(layer.color), 0.17) });
+    this.lines.forEach((_, i) => {
       if (isStacked && i > 0) bands.push({ series: [i + 1, i], fill: series[i].fill });
     });
     const hasFlags = this.options.marks.some((mark) => mark.isLabelled);
     this.uplot = new uPlot(
       {
         width,
-        height: this.#height() + (hasFlags ? FLAG_PX : 0),
+        height: this.options.height + (hasFlags ? FLAG_PX : 0),
         padding: [hasFlags ? FLAG_PX + 6 : 8, 20, 0, 0],
         legend: { show: false },
         scales: {
@@ -250,7 +256,6 @@ export class Chart {
         },
         axes: [
           { stroke: colors["--muted"], font, grid: { show: false }, ticks: { stroke: colors["--rule"], size: 5 }, space: 76, size: 34, gap: 4,
-            ...(this.options.isTitled ? { label: along, labelFont: font, labelSize: 16, labelGap: 0 } : {}),
             values: (_, ticks) => ticks.map((tick) => xWritten(tick, along)), ...(along === "time" ? { incrs: TIMES } : {}) },
           { stroke: colors["--muted"], font, grid: { stroke: colors["--rule"], width: 1 }, ticks: { show: false }, space: 34, gap: 8,
             ...(unit === "bytes" ? { incrs: BYTES } : {}), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : written(tick, unit))),
@@ -281,10 +286,6 @@ export class Chart {
     this.uplot.over.addEventListener("mouseleave", () => this.#leave());
   }
 
-  #height() {
-    return this.options.height + (this.options.isTitled ? 16 : 0);
-  }
-
   #resize() {
     const width = this.plot.clientWidth;
     if (!width) return;
@@ -304,7 +305,8 @@ export class Chart {
     if (low === null) return this.isLog ? [0.1, 1] : [0, 1];
     if (this.isLog) return [(low > 0 ? low : 1e-9) / 1.15, Math.max(high, 1e-9) * 1.15];
     if (this.options.fromZero) low = Math.min(low, 0);
-    const room = (high - low || Math.abs(high) || 1) * 0.06;
+    const isFlat = high - low <= 1e-9 * Math.abs(high);  // what is left of rounding is no shape
+    const room = ((isFlat ? Math.abs(high) : high - low) || 1) * 0.06;
     return [this.options.fromZero && low === 0 ? 0 : low - room, high + room];
   }
 
@@ -375,11 +377,10 @@ export class Chart {
     if (!isOwn) return;
     const { along, unit } = this.options;
     const near = this.options.marks.filter((mark) => Math.abs(u.valToPos(mark.x, "x") - left) < 7);
-    const rows = this.#values(at).map(({ layer, value, x, low, high }) => {
+    const rows = this.#values(at).map(({ layer, value, x }) => {
       const row = made("div", "line"), swatch = made("i", "swatch"), own = layer.style === "dots" && x !== at;
       swatch.style.background = this.#color(layer.color);
-      const range = low === undefined ? "" : ` (${written(low, unit)} \u2013 ${written(high, unit)})`;
-      row.append(swatch, made("span", "", layer.name), made("b", "", written(value, unit) + range + (own ? ` at ${along} ${xWritten(x, along)}` : "")));
+      row.append(swatch, made("span", "", layer.name), made("b", "", written(value, unit) + (own ? ` at ${along} ${xWritten(x, along)}` : "")));
       return row;
     });
     this.read.replaceChildren(made("div", "head", `${along} ${xWritten(at, along)}`), ...rows, ...near.map((mark) => made("div", "event", mark.text)));
@@ -389,10 +390,10 @@ export class Chart {
 
   #values(at) {
     return this.layers
-      .filter((layer) => layer.x.length && !layer.isQuiet)
+      .filter((layer) => layer.x.length)
       .map((layer) => {
         const i = nearest(layer.x, at);
-        return { layer, value: layer.y[i], x: layer.x[i], low: layer.low?.[i], high: layer.high?.[i] };
+        return { layer, value: layer.y[i], x: layer.x[i] };
       });
   }
 
@@ -447,8 +448,8 @@ export class Chart {
 
   #writeLegend() {
     this.legendValue = new Map();
-    const items = this.layers.filter((layer) => layer.x.length && !layer.isQuiet).map((layer) => {
-      const item = made("li"), swatch = made("i", "swatch " + (layer.style || "line") + (layer.isFaint ? " faint" : ""));
+    const items = this.layers.filter((layer) => layer.x.length).map((layer) => {
+      const item = made("li"), swatch = made("i", "swatch " + (layer.style || "line"));
       swatch.style.background = this.#color(layer.color);
       const value = made("b");
       this.legendValue.set(layer, value);
@@ -460,7 +461,7 @@ export class Chart {
   }
 
   #legendValues(at) {
-    if (this.legendValue.size && !this.legendValue.has(this.layers.find((layer) => layer.x.length && !layer.isQuiet))) this.#writeLegend();
+    if (this.legendValue.size && !this.legendValue.has(this.layers.find((layer) => layer.x.length))) this.#writeLegend();
     for (const layer of this.legendValue.keys()) {
       const i = at === null ? lastKnown(layer.y) : nearest(layer.x, at);
       this.legendValue.get(layer).textContent = written(layer.y[i], this.options.unit);
@@ -469,7 +470,7 @@ export class Chart {
 
   #description() {
     const { title, unit, along } = this.options;
-    const parts = this.layers.filter((layer) => layer.x.length && !layer.isQuiet).map((layer) => {
+    const parts = this.layers.filter((layer) => layer.x.length).map((layer) => {
       const known = layer.y.filter((value) => value !== null && value !== undefined && Number.isFinite(value));
       if (!known.length) return `${layer.name}: no value`;
       const [low, high] = known.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
@@ -493,6 +494,12 @@ function withAlpha(color, alpha) {
 function lastKnown(values) {
   for (let i = values.length - 1; i >= 0; i--) if (values[i] !== null && values[i] !== undefined) return i;
   return 0;
+}
+
+/** Return x, y and means without the places where y is unknown. */
+export function known(x, y, means = null) {
+  const places = x.map((_, i) => i).filter((i) => y[i] !== null && y[i] !== undefined), at = (values) => places.map((i) => values[i]);
+  return { x: at(x), y: at(y), ...(means && { means: at(means) }) };
 }
 
 /** Return the index of the place nearest to `at` in ascending places. */

@@ -1,44 +1,65 @@
-// The charts of a report: this script stands behind charts.js in one element, and draws the numbers in #chart-data.
+// A report: the page of its runs reads what is inlined in #runs, and asks for nothing.
 
-const data = JSON.parse(document.querySelector("#chart-data").textContent);
-const host = document.querySelector("#charts"), charts = [];
-let smoothing = data.chosen;
-document.querySelector("#in-words").remove();
+import { known } from "./charts.js";
+import { start } from "./router.js";
+import * as compare from "./compare.js";
+import * as run from "./run.js";
 
-/** Return the layers to draw: a line that is smoothed is its mean, with the line itself behind it or without. */
-function drawn(layers) {
-  return layers.flatMap(({ means, stays, ...layer }) => {
-    const mean = smoothing && means?.[smoothing - 1];
-    if (!mean) return [layer];
-    return [...(stays ? [{ ...layer, isFaint: true }] : []), { ...layer, ...mean }];
-  });
+const { runs, comparison, written } = JSON.parse(document.querySelector("#runs").textContent);
+const byId = new Map(runs.map((one) => [one.run.id, one]));
+
+async function of(id) {
+  if (!byId.has(id)) throw new Error("This file has no such run.");
+  return byId.get(id);
 }
 
-const tools = made("div", "toolbar");
-if (data.charts.some(({ layers }) => layers.some(({ means }) => means))) {
-  const select = document.createElement("select");
-  select.append(...data.smoothing.map((text, i) => new Option(text, i, i === smoothing, i === smoothing)));
-  select.addEventListener("change", () => {
-    smoothing = Number(select.value);
-    charts.forEach((chart, i) => chart.setLayers(drawn(data.charts[i].layers)));
-  });
-  const label = made("label", "", "Smoothing ");
-  label.append(select);
-  tools.append(label);
+/** Return metric -> { x, y, means }; thinned as they are inlined, whatever range is asked for. */
+async function curves(id, _, along) {
+  const found = new Map();
+  for (const { x, series, means } of (await of(id)).curves) {
+    if (!x[along]) throw new Error("The cost of this run is not known.");
+    if (!found.size) found.set("step", known(x[along], x.step));
+    for (const name of Object.keys(series)) if (!found.has(name)) found.set(name, known(x[along], series[name], means[name]));
+  }
+  return found;
 }
-tools.append(made("span", "hint", "Drag to zoom, double-click for the whole run; keys: arrows, + - 0."));
-host.before(tools);
 
-for (const options of data.charts) {
-  charts.push(new Chart(host, {
-    ...options,
-    layers: drawn(options.layers),
-    height: options.id === "loss" ? 300 : 190,
-    isTitled: true,
-    sync: options.along,
-    // What has one axis shows one range.
-    onRange: (from, to, one) => charts.forEach((chart) => {
-      if (chart !== one && chart.options.along === options.along) chart.zoom(from, to, { isTold: true });
-    }),
+/** Return metric -> its last value up to a place of the axis. */
+async function values(id, names, along, at) {
+  const found = await curves(id, names, along);
+  return Object.fromEntries(names.map((name) => {
+    const { x = [], y } = found.get(name) ?? {}, i = x.findLastIndex((place) => place <= at);
+    return [name, i < 0 ? null : y[i]];
   }));
 }
+
+/** Return a metric of the ranks as the console's route answers; names of hosts, devices and interfaces are inlined once. */
+async function ranks(id, metric) {
+  const { ranks: { shown, tables, names, places, note, slow } } = await of(id), found = tables[metric ?? shown];
+  if (!found) return { metric: null, num_ranks: 0, steps: [], slow, note };
+  const named = (place) => Object.fromEntries(Object.entries(places[place]).map(([what, numbers]) => [what, numbers.map((i) => names[i])]));
+  return { ...found, slow, note, metric: metric ?? shown, metrics: Object.keys(tables), starts: found.starts.map(([column, place]) => ({ column, ...named(place) })) };
+}
+
+async function rows(id, step, { offset, limit }) {
+  const { rows: found } = await of(id);
+  const shown = found?.step === step ? found.rows.slice(offset, offset + limit) : [];
+  if (shown.length) return { ...found, rows: shown, offset, limit };
+  throw new Error(`These rows are not in this file. \`penstock report RUN --rows ${step}\` writes the first rows of the step into it.`);
+}
+
+const source = {
+  isLive: false, curves, values, ranks, rows,
+  runs: async () => runs.map((one) => one.run.row),
+  run: async (id) => (await of(id)).run,
+  compare: async () => comparison,
+  hangs: async (id) => (await of(id)).hangs,
+  traces: async () => null,
+  answers: async (id) => (await of(id)).answers,
+};
+
+document.querySelector("#live").textContent = `as of ${written}`;
+const [{ run: { id, name } }] = runs;
+start(source, runs.length > 1
+  ? { title: "Compare", word: "compare", open: () => compare.open(source, new URLSearchParams({ runs: runs.map((one) => encodeURIComponent(one.run.id)).join(",") })) }
+  : { title: name, word: "run", open: (query) => run.open(source, {}, id, null, query) });

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.toml import plain
 from penstock.core.units import plural
 from penstock.obs.sinks import Record
 
@@ -107,9 +108,23 @@ def _start(record: Record, step: int, ranks_before: int | None) -> RunEvent:
     if ranks_before is not None and isinstance(ranks, int) and ranks != ranks_before:
         kind, said = "rescale", f"{ranks_before} -> {plural(ranks, 'rank')}"
     if changes:
-        said += f"; changed: {', '.join(map(str, changes))}"
+        said += f"; changed: {', '.join(_changes(changes))}"
     time = record.get("time")
     return RunEvent(step=step, time=str(time) if time else None, kind=kind, text=said)
+
+
+def _changes(changes: Any) -> list[str]:  # Any: JSON
+    """Return the changed settings; of one, its values too.
+
+    >>> _changes({"run.steps": [60, 80]}), _changes({"run.steps": [60, 80], "compute": ["a", "b"]})
+    (['run.steps 60 -> 80'], ['run.steps', 'compute'])
+    """
+    names = [str(name) for name in changes]
+    if len(names) != 1 or not isinstance(changes, Mapping):
+        return names
+    pair = changes[names[0]]
+    is_pair = isinstance(pair, list) and len(pair) == 2
+    return [f"{names[0]} {plain(pair[0])} -> {plain(pair[1])}"] if is_pair else names
 
 
 def _shares(weights: Any) -> str:  # Any: JSON

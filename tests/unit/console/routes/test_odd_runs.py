@@ -67,8 +67,8 @@ def test_numbers_that_no_json_has_are_null(asked, tmp_path):
     (row,) = asked.get("/api/runs").json()["runs"]
     found = asked.get(f"/api/runs/{row['id']}")
     assert found.status_code == 200
-    (start,) = json.loads(found.text, parse_constant=pytest.fail)["starts"]
-    assert (start["peak_flops"], start["ranks"]) == (None, None)
+    (starts,) = json.loads(found.text, parse_constant=pytest.fail)["summary"]["tables"]
+    assert starts["rows"] == [["0", "\u2013", "\u2013", "2", "\u2013", "\u2013", "a 1 \u2192 nan"]]
     curves = asked.get(f"/api/runs/{row['id']}/curves?metrics=loss,mfu").json()
     assert curves["series"] == {"loss": [None, 2], "mfu": [None, None]}
 

@@ -1,7 +1,6 @@
 """Columns of ranks: read once, continued, read again where the file was rewritten, thinned to a picture."""
 
 import json
-import re
 from base64 import b64encode
 
 import numpy as np
@@ -10,10 +9,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.obs.metric_names import RANK_METRICS, RANKS_FILE
-from penstock.obs.report.ranks import ranks_section, reported_ranks
+from penstock.obs.report import ranks_of, render
 from penstock.obs.run_data import rank_columns
 from penstock.obs.run_data.rank_columns import RankColumns, RankPlaces
 from penstock.obs.run_data.run_files import LocalFiles
+from tests.run_records import reported
+from tests.unit.obs.html_elements import inlined
 
 
 @pytest.fixture
@@ -187,13 +188,13 @@ class Recorded:
 )
 def test_a_report_has_a_few_megabytes_of_ranks_whatever_the_run(num_ranks, num_records, columns):
     recorded = Recorded(num_ranks, num_records)
-    ranks = reported_ranks(lambda _: recorded, first="blocked_s")
-    section = ranks_section(ranks)
-    assert len(section) < 4_500_000
-    found = json.loads(re.search(r'id="ranks-data">(.*?)</script>', section)[1])
-    assert found["shown"] == "blocked_s"
-    tables = {name: len(table["steps"]) for name, table in found["tables"].items()}
+    tables, left_out = ranks_of(lambda _: recorded)
+    page = render([reported([{"step": 1, "loss": 2.0}], {}, ranks=tables, ranks_left_out=left_out)])
+    found = inlined(page)["runs"][0]["ranks"]
+    assert len(json.dumps(found)) < 4_500_000
+    assert found["shown"] == "own_s"
+    shown = {name: len(table["steps"]) for name, table in found["tables"].items()}
     others = dict.fromkeys(RANK_METRICS, columns[1]) if len(columns) == 2 else {}
-    assert tables == {**others, "blocked_s": columns[0]}
-    said = "This file is without own_s, data_wait_s, memory_bytes, sent_bytes" in section
+    assert shown == {**others, "own_s": columns[0]}
+    said = "leaves out data_wait_s, blocked_s, memory_bytes, sent_bytes" in found["note"]
     assert said == (len(columns) == 1)

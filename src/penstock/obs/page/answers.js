@@ -1,28 +1,28 @@
 // The model's answers to fixed prompts, checkpoint beside checkpoint: those recorded in training, and any others on request.
 
-import * as api from "./api.js";
-import { el, failure } from "../charts/dom.js";
-import { count } from "../charts/charts.js";
+import { el, failure } from "./dom.js";
+import { count } from "./charts.js";
 
 const SHOWN = 3, MOST_CHECKPOINTS = 8, MOST_PROMPTS = 10;
 
 export class AnswersView {
   constructor(body, page) {
-    Object.assign(this, { page });
+    Object.assign(this, { page, source: page.source });
     this.recorded = el("div", { class: "view" });
     this.asked = el("section", { class: "card" });
-    body.append(this.recorded, this.asked);
-    this.load().then(() => this.#form());
+    body.append(this.recorded);
+    if (this.source.isLive) body.append(this.asked);
+    this.load().then(() => this.source.isLive && this.#form());
   }
 
   async load() {
     try {
-      this.found = await api.answers(this.page.id);
+      this.found = await this.source.answers(this.page.id);
     } catch (error) {
       return this.recorded.replaceChildren(failure(error));
     }
     const { steps, prompts } = this.found;
-    if (!steps?.length) return this.recorded.replaceChildren(el("p", { class: "empty" }, "This run answers no prompts while it trains. [samples] in its recipe names them: the console then shows how the answers change."));
+    if (!steps?.length) return this.recorded.replaceChildren(el("p", { class: "empty" }, "This run answers no prompts while it trains. [samples] in its recipe names them: this page then shows how the answers change."));
     if (!this.isChosen) this.shown = few(steps);
     const place = el("div", { class: "view" });
     const draw = () => place.replaceChildren(...sideBySide(steps.filter((step) => this.shown.has(step)), prompts));
@@ -36,7 +36,7 @@ export class AnswersView {
   async #form() {
     let found;
     try {
-      found = await api.checkpoints(this.page.id);
+      found = await this.source.checkpoints(this.page.id);
     } catch (error) {
       return this.asked.replaceChildren(failure(error));
     }
@@ -66,7 +66,7 @@ export class AnswersView {
     const next = () => { said.textContent = done.length + failures.length < wanted.steps.length ? `Checkpoint ${done.length + failures.length + 1} of ${wanted.steps.length}\u2026` : ""; };
     next();
     try {
-      await api.answersOf(this.page.id, wanted, { answers: (one) => {
+      await this.source.answersOf(this.page.id, wanted, { answers: (one) => {
         if (one.error) failures.push(failure(new Error(`Step ${count(one.step)}: ${one.error}`)));
         else done.push(one);
         next();

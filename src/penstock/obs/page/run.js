@@ -1,40 +1,40 @@
 // One run: its head, and the views under it. What is new arrives over the stream and is drawn at once.
 
-import * as api from "./api.js";
-import { el, link, pill } from "../charts/dom.js";
-import { ChatView } from "./chat.js";
+import { el, link, pill } from "./dom.js";
 import { CurvesView } from "./curves.js";
-import { MixtureView } from "./mixture.js";
-import { AnswersView } from "./model.js";
+import { AnswersView } from "./answers.js";
 import { RanksView } from "./ranks.js";
 import { RecipeView } from "./recipe.js";
 import { RowsView } from "./rows.js";
-import { ago, bar } from "./table.js";
+import { SummaryView } from "./summary.js";
 import { takeAlong } from "./address.js";
-import { count, duration, written } from "../charts/charts.js";
+import { ago, count, duration, written } from "./charts.js";
 
-const VIEWS = { curves: CurvesView, mixture: MixtureView, ranks: RanksView, rows: RowsView, answers: AnswersView, chat: ChatView, recipe: RecipeView };
-const TITLES = { curves: "Curves", mixture: "Mixture and control", ranks: "Ranks", rows: "Rows", answers: "Answers", chat: "Chat", recipe: "Recipe" };
-
-export const open = async (id, tab, query) => new RunPage(id, await api.run(id), tab, query);
+/** Return the page of a run. others: views that not every page has, name -> [title, class]. */
+export async function open(source, others, id, tab, query) {
+  const views = {
+    curves: ["Curves", CurvesView], summary: ["Summary", SummaryView], ...others,
+    ranks: ["Ranks", RanksView], rows: ["Rows", RowsView], answers: ["Answers", AnswersView], recipe: ["Recipe", RecipeView] };
+  return new RunPage(source, views, id, await source.run(id), tab, query);
+}
 
 class RunPage {
-  constructor(id, run, tab, query) {
-    Object.assign(this, { id, run, row: run.row, cursor: run.cursor, view: null, first: [tab, query], places: [["#/", "Runs"], ["", run.name]] });
+  constructor(source, views, id, run, tab, query) {
+    Object.assign(this, { source, views, id, run, row: run.row, cursor: run.cursor, view: null, first: [tab, query], title: run.name });
     const part = () => el("div", { class: "place" });
     this.parts = { state: part(), age: el("p", { class: "quiet" }), figures: part() };  // what changes; the link keeps the focus
     this.head = el("section", { class: "run-head", "aria-label": "Summary" },
-      el("div", { class: "title" }, el("h1", {}, run.name), this.parts.state, this.parts.age, link(`#/compare?runs=${encodeURIComponent(id)}`, "Compare\u2026", "button")), this.parts.figures);
+      el("div", { class: "title" }, el("h1", {}, run.name), this.parts.state, this.parts.age, source.isLive ? link(`#/compare?runs=${encodeURIComponent(id)}`, "Compare\u2026", "button") : ""), this.parts.figures);
     this.tabs = el("nav", { class: "tabs", "aria-label": "Views of the run" });
     this.body = el("div", { class: "view" });
-    this.root = el("div", { class: "page" }, this.head, el("div", { class: "tab-row" }, this.tabs, takeAlong([run.row.path])), this.body);
+    this.root = el("div", { class: "page" }, this.head, el("div", { class: "tab-row" }, this.tabs, source.isLive ? takeAlong([run.row.path]) : ""), this.body);
     this.#drawHead();
   }
 
   begin() {
     this.show(...this.first);
     this.clock = setInterval(() => this.#drawHead(), 10_000);
-    this.end = api.follow([this.id], {
+    this.end = this.source.follow?.([this.id], {
       points: (data) => this.view?.points?.(data),
       row: (data) => {
         const row = data.row ?? data;
@@ -55,7 +55,7 @@ class RunPage {
 
   // Whatever is shown: a view that is opened later draws the events too.
   async #readEvents() {
-    const run = await api.run(this.id).catch(() => null);
+    const run = await this.source.run(this.id).catch(() => null);
     if (!run || this.isClosed) return;
     this.run = run;
     this.view?.eventsRead?.(run);
@@ -63,7 +63,7 @@ class RunPage {
 
   /** Read the run again: it was rewound, its file was rewritten, or too much is new to be sent in points. */
   async again() {
-    const run = await api.run(this.id).catch(() => null);
+    const run = await this.source.run(this.id).catch(() => null);
     if (!run || this.isClosed) return;  // deleted while it is watched: what was drawn stays
     this.run = run;
     this.cursor = run.cursor;  // of what the views read next; what came over the stream before has no cursor
@@ -80,10 +80,10 @@ class RunPage {
   }
 
   show(name, query) {
-    const tab = VIEWS[name] ? name : "curves";
+    const tab = Object.hasOwn(this.views, name ?? "") ? name : "curves";
     this.view?.close?.();
-    this.tabs.replaceChildren(...Object.keys(VIEWS).map((one) => {
-      const found = link(`#/run/${encodeURIComponent(this.id)}/${one}`, TITLES[one]);
+    this.tabs.replaceChildren(...Object.entries(this.views).map(([one, [title]]) => {
+      const found = link(`#/run/${encodeURIComponent(this.id)}/${one}`, title);
       if (one === tab) found.setAttribute("aria-current", "page");
       return found;
     }));
@@ -91,13 +91,13 @@ class RunPage {
     const body = el("div", { class: "view" });  // what the view before draws late is seen by nobody
     this.body.replaceWith(body);
     this.body = body;
-    this.view = new VIEWS[tab](this.body, this, query);
+    this.view = new this.views[tab][1](this.body, this, query);
   }
 
   close() {
     this.isClosed = true;
     this.view?.close?.();
-    this.end();
+    this.end?.();
     clearInterval(this.clock);
   }
 
@@ -105,7 +105,7 @@ class RunPage {
     const { row } = this;
     const figure = (title, value) => el("div", { class: "figure" }, el("dt", {}, title), el("dd", {}, value));
     this.parts.state.replaceChildren(row.state ? pill(row.state) : "");
-    this.parts.age.replaceChildren(row.updated ? `last record ${ago(row.updated)}` : "",
+    this.parts.age.replaceChildren(this.run.summary.ended ? `${this.run.summary.ended} \u00b7 ` : "", row.updated ? `last record ${ago(row.updated)}` : "",
       row.ranks ? ` \u00b7 ${count(row.ranks)} rank${row.ranks === 1 ? "" : "s"}` : "");
     this.parts.figures.replaceChildren(
       row.error ? el("p", { class: "notice bad" }, row.error) : "",
@@ -121,4 +121,11 @@ class RunPage {
         figure("cost", written(row.cost))),
       row.steps ? bar(row) : "");
   }
+}
+
+/** Return how far a run is, as a bar. */
+export function bar(row) {
+  const done = row.steps ? Math.min(row.step / row.steps, 1) : 0, fill = el("i");
+  fill.style.width = `${100 * done}%`;
+  return el("span", { class: `bar-of ${row.state}`, "aria-hidden": "true" }, fill);
 }

@@ -1,6 +1,6 @@
 // Addresses of views: what is shown is in them, so that each is a link; and how to take a run along as files.
 
-import { el, menu, quoted } from "../charts/dom.js";
+import { el, menu, quoted } from "./dom.js";
 
 /** Return a menu with the link to the view, and the commands that write these runs as a page and as a table. */
 export function takeAlong(paths, compared = paths.length > 1 ? "compared" : "") {

@@ -1,17 +1,15 @@
 // The ranks of a run: their heat map, those that the others waited for, hangs and traces.
 
-import * as api from "./api.js";
-import { el, failure, table, throttled } from "../charts/dom.js";
-import { HeatMap, columnsOf } from "../charts/heat_map.js";
-import { seconds, ago } from "./table.js";
+import { el, failure, table, throttled } from "./dom.js";
+import { HeatMap, columnsOf } from "./heat_map.js";
 import { remember } from "./address.js";
-import { count, written } from "../charts/charts.js";
+import { ago, count, seconds, written } from "./charts.js";
 
 const MOST_SLOW = 8, LOOK_MS = 3000;
 
 export class RanksView {
   constructor(body, page, query) {
-    Object.assign(this, { body, page, turn: 0, metric: query.get("metric") || null, slow: el("section"), hangs: el("section", { class: "view" }), traces: el("section", { class: "view" }) });
+    Object.assign(this, { body, page, source: page.source, turn: 0, metric: query.get("metric") || null, slow: el("section"), hangs: el("section", { class: "view" }), traces: el("section", { class: "view" }) });
     this.look = throttled(LOOK_MS, () => this.#look());
     document.addEventListener("visibilitychange", this.look);  // out of sight it did not look
     this.load();
@@ -23,7 +21,7 @@ export class RanksView {
     this.isLoading = true;
     this.isOutdated = false;
     try {
-      const found = await api.ranks(this.page.id, this.metric, { points });
+      const found = await this.source.ranks(this.page.id, this.metric, { points });
       if (mine === this.turn) this.#take(found);
     } catch (error) {
       if (mine !== this.turn || isLive) return;  // what was drawn stays
@@ -46,7 +44,7 @@ export class RanksView {
       return;
     }
     const last = this.map ? this.map.found.steps.at(-1) + 1 : null, mine = this.turn;
-    const news = await api.ranks(this.page.id, this.metric, { points: 1, from: last }).catch(() => null);
+    const news = await this.source.ranks(this.page.id, this.metric, { points: 1, from: last }).catch(() => null);
     if (news?.records && mine === this.turn) this.load({ isLive: true });
   }
 
@@ -67,12 +65,13 @@ export class RanksView {
     this.metric = found.metric;
     if (!found.num_ranks || !found.steps.length) {
       this.#drop();
-      this.body.replaceChildren(el("p", { class: "empty" }, "No record of single ranks yet. A run of several ranks writes one every few steps."), this.hangs, this.traces);
+      this.slow.replaceChildren(...this.#slow(found.slow));
+      this.body.replaceChildren(el("p", { class: "empty" }, found.note || "No record of single ranks yet. A run of several ranks writes one every few steps."), this.slow, this.hangs, this.traces);
       return;
     }
     if (!this.map) {
       this.map = new HeatMap((metric) => this.#choose(metric));
-      this.body.replaceChildren(this.map.root, this.map.highest, this.slow, this.hangs, this.traces);
+      this.body.replaceChildren(found.note ? el("p", { class: "notice" }, found.note) : "", this.map.root, this.map.highest, this.slow, this.hangs, this.traces);
     }
     this.map.show(found);
     found.values = "";  // some megabytes of text
@@ -90,7 +89,7 @@ export class RanksView {
     this.load();
   }
 
-  // What `penstock report` has too: ranks that the others waited for, from comparisons every few steps.
+  // Ranks that the others waited for, from comparisons every few steps.
   #slow(comparisons) {
     const found = new Map();
     for (const { step, rank, own_s: own, median_s: median } of comparisons) {
@@ -104,7 +103,7 @@ export class RanksView {
   }
 
   async #readFiles() {
-    const [hangs, traces] = await Promise.all([api.hangs, api.traces].map((read) => read(this.page.id).catch(() => null)));
+    const [hangs, traces] = await Promise.all([this.source.hangs, this.source.traces].map((read) => read(this.page.id).catch(() => null)));
     if (this.isClosed) return;
     const read = JSON.stringify([hangs, traces]);
     if (read === this.read) return;  // what a reader has opened stays open
@@ -122,7 +121,7 @@ export class RanksView {
 
   #drawTraces({ traces, num_traces: all }) {
     if (!all) return this.traces.replaceChildren();
-    const rows = traces.map(({ name, bytes, time }) => [el("a", { href: api.traceAddress(this.page.id, name), download: name }, name), written(bytes, "bytes"), ago(time)]);
+    const rows = traces.map(({ name, bytes, time }) => [el("a", { href: this.source.traceAddress(this.page.id, name), download: name }, name), written(bytes, "bytes"), ago(time)]);
     this.traces.replaceChildren(el("h2", {}, "Traces"), el("p", { class: "quiet" }, "Profiled steps (measure.trace_steps): ui.perfetto.dev opens .json.gz, pytorch.org/memory_viz opens .pickle.", all > traces.length ? ` The newest ${traces.length} of ${count(all)}.` : ""),
       table("Traces", ["file", "size", "written"], rows));
   }

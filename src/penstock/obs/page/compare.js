@@ -1,10 +1,9 @@
 // Runs over one another: curves by steps, tokens, time or money; where each was at the same place; their recipes.
 
-import * as api from "./api.js";
-import { el, failure, link, pill, segments, table } from "../charts/dom.js";
+import { el, failure, link, pill, segments, table } from "./dom.js";
 import { setting } from "./recipe.js";
 import { address, place, rangeOf, remember, takeAlong } from "./address.js";
-import { Chart, duration, written } from "../charts/charts.js";
+import { Chart, duration, written } from "./charts.js";
 
 const MOST = 8, POINTS = 800;
 const METRICS = [
@@ -18,16 +17,18 @@ const METRICS = [
 ];
 const AXES = [["step", "Same step"], ["tokens", "Same tokens"], ["time", "Same time"], ["money", "Same money"]];
 
-export async function open(query) {
+export async function open(source, query) {
   const ids = (query.get("runs") || "").split(",").filter(Boolean).slice(0, MOST).map(decodeURIComponent);
-  const [rows, ...runs] = await Promise.all([api.runs(), ...ids.map((id) => api.run(id))]);
-  return new Comparison(runs, rows, query);
+  const [first, ...others] = ids;
+  const [rows, found, ...runs] = await Promise.all([source.runs(), Promise.all(others.map((other) => source.compare(first, other))), ...ids.map((id) => source.run(id))]);
+  return new Comparison(source, runs, rows, found, query);
 }
 
 class Comparison {
-  constructor(runs, rows, query) {
+  constructor(source, runs, rows, compared, query) {
     const row = (id) => rows.find((one) => one.id === id) || {};
-    Object.assign(this, { runs, rows, charts: [], places: [["#/", "Runs"], ["", "Compare"]], along: query.get("x") || "step", range: rangeOf(query), entries: runs.map((run, i) => ({ run, row: row(run.id), color: i })) });
+    this.leftOut = new Set(compared.flatMap((one) => one.left_out));
+    Object.assign(this, { source, runs, rows, charts: [], title: "Compare", metrics: METRICS.filter(([name]) => !this.leftOut.has(name)), along: query.get("x") || "step", range: rangeOf(query), entries: runs.map((run, i) => ({ run, row: row(run.id), color: i })) });
     const hasMoney = this.entries.every(({ row: { cost } }) => cost > 0);
     if (this.along === "money" && !hasMoney) this.along = "step";
     const add = el("select", { "aria-label": "Run to add" },
@@ -45,18 +46,17 @@ class Comparison {
       return el("li", {}, swatch, link(`#/run/${encodeURIComponent(run.id)}`, run.name), state ? pill(state) : "",
         el("button", { type: "button", class: "plain", "aria-label": `Leave out ${run.name}`, on: { click: () => this.#go(runs.map((one) => one.id).filter((id) => id !== run.id)) } }, "\u00d7"));
     });
-    this.root = el("div", { class: "page" }, el("div", { class: "title" }, el("h1", {}, "Compare"), runs.length > 1 ? takeAlong(this.entries.map(({ run }) => run.row.path)) : ""), el("ul", { class: "compared" }, chips, el("li", { class: "add" }, adder)),
+    this.root = el("div", { class: "page" }, el("div", { class: "title" }, el("h1", {}, "Compare"), runs.length > 1 && source.isLive ? takeAlong(this.entries.map(({ run }) => run.row.path)) : ""), el("ul", { class: "compared" }, chips, el("li", { class: "add" }, adder)),
       runs.length ? el("div", { class: "toolbar" }, segments("Align by", AXES.map(([value, text]) => [value, text, value === "money" && !hasMoney]), this.along, (along) => { this.along = along; this.range = null; this.#remember(); this.#load(); }),
         hasMoney ? "" : el("span", { class: "quiet" }, "Money needs the cost of every run.")) : el("p", { class: "empty" }, "Choose runs to draw over one another."),
-      this.note = el("div"), this.failed = el("div"), el("h2", { class: "unseen" }, "Curves"), this.grid, this.same, this.#recipes());
+      [...new Set(compared.flatMap((one) => one.notes))].map((text) => el("p", { class: "notice" }, text)), this.failed = el("div"), this.#figures(), el("h2", { class: "unseen" }, "Curves"), this.grid, this.same, this.#recipes());
   }
 
   begin() {
-    if (this.runs.length) this.#load();
-    this.#notes();
     if (!this.runs.length) return;
+    this.#load();
     const at = ({ run: id, cursor }) => { this.runs.find((run) => run.id === id).cursor = cursor; };
-    this.end = api.follow(this.runs.map((run) => run.id), { points: () => this.#soon(), reset: () => this.#soon(), gone: () => this.#soon(), at }, () => this.runs.map((run) => run.cursor));
+    this.end = this.source.follow?.(this.runs.map((run) => run.id), { points: () => this.#soon(), reset: () => this.#soon(), gone: () => this.#soon(), at }, () => this.runs.map((run) => run.cursor));
   }
 
   #go(ids) {
@@ -81,24 +81,20 @@ class Comparison {
   async #load() {
     const mine = (this.turn = (this.turn || 0) + 1), axis = this.along;
     const found = await Promise.all(this.entries.map(async ({ run }) => {
-      const asked = METRICS.map(([name]) => name);  // also what no record has yet
-      return api.curves(run.id, asked, axis, { points: POINTS }).catch((error) => ({ x: [], series: {}, error }));
+      const asked = this.metrics.map(([name]) => [name]);  // also what no record has yet
+      return this.source.curves(run.id, asked, axis, { points: POINTS }).catch((error) => Object.assign(new Map(), { error }));
     }));
     if (mine !== this.turn) return;
     this.failed.replaceChildren(...found.flatMap(({ error }, i) => error ? [failure(new Error(`${this.runs[i].name}: ${error.message}`))] : []));
     const isNew = this.drawn !== this.along;
     this.drawn = this.along;
     if (isNew) for (const chart of this.charts.splice(0)) chart.destroy();
-    for (const [name, title, unit, style, isWide] of METRICS) {
-      const layers = this.entries.map(({ run, color }, i) => {
-        const x = [], y = [];
-        (found[i].series[name] || []).forEach((value, k) => { if (value !== null) { x.push(found[i].x[k]); y.push(value); } });
-        return { name: run.name, style, color, x, y };
-      }).filter((layer) => layer.x.length);
+    for (const [name, title, unit, style, isWide] of this.metrics) {
+      const layers = this.entries.map(({ run, color }, i) => ({ name: run.name, style, color, ...found[i].get(name) })).filter((layer) => layer.x?.length);
       const drawn = this.charts.find((chart) => chart.options.id === name);
       if (drawn) drawn.setLayers(layers);
       else if (layers.length) {
-        const made = new Chart(this.grid, { id: name, title, unit, isWide, height: isWide ? 300 : 190, along: this.along, layers, sync: "compare", smoothing: style === "line" ? 9 : 0, onRange: (from, to, chart) => this.#onRange(from, to, chart) });
+        const made = new Chart(this.grid, { id: name, title, unit, fromZero: !name.includes("loss") && style === "line", isWide, height: isWide ? 300 : 190, along: this.along, layers, sync: "compare", smoothing: style === "line" ? 9 : 0, onRange: (from, to, chart) => this.#onRange(from, to, chart) });
         this.charts.push(made);
         if (this.range) made.zoom(...this.range, { isTold: true });
       }
@@ -109,11 +105,11 @@ class Comparison {
 
   /** Return where every run was when the shortest one ended: a heading and a table, of records, not of drawn points. */
   async #same(found) {
-    const ends = found.map(({ x }) => x[x.length - 1]).filter((x) => x !== undefined);
+    const ends = found.map((of) => Math.max(...[...of.values()].map(({ x }) => x.at(-1) ?? -Infinity))).filter((x) => x > -Infinity);
     if (ends.length < 2) return [];
     const at = Math.min(...ends), title = this.along === "time" ? `after ${duration(at)}` : this.along === "money" ? `at a cost of ${at.toFixed(2)}` : `at ${this.along} ${written(at)}`;
-    const metrics = METRICS.filter(([name]) => found.some(({ series }) => series[name]?.some((value) => value !== null)));
-    const values = await Promise.all(this.runs.map((run) => api.values(run.id, metrics.map(([name]) => name), this.along, at * (1 + 1e-9)).catch(() => ({}))));
+    const metrics = this.metrics.filter(([name]) => found.some((of) => of.get(name)?.x.length));
+    const values = await Promise.all(this.runs.map((run) => this.source.values(run.id, metrics.map(([name]) => name), this.along, at * (1 + 1e-9)).catch(() => ({}))));
     const rows = metrics.map(([name, label, unit]) => [label, ...values.map((of) => written(of[name], unit))]);
     return [el("h2", {}, "All of them " + title), table("All of them " + title, ["", ...this.runs.map((run) => run.name)], rows)];
   }
@@ -125,11 +121,11 @@ class Comparison {
     return el("section", {}, el("h2", {}, rows.length ? "Where the recipes differ" : "Recipes"), rows.length ? table("Where the recipes differ", ["key", ...this.runs.map((run) => run.name)], rows, { className: "wordy" }) : el("p", { class: "quiet" }, "The recipes are the same."));
   }
 
-  async #notes() {
-    const [first, ...others] = this.runs;
-    const found = await Promise.all(others.map((other) => api.compare(first.id, other.id).catch(() => null)));
-    const said = [...new Set(found.map((one) => one?.note).filter(Boolean))];
-    this.note.replaceChildren(...said.map((text) => el("p", { class: "notice" }, text)));
+  /** Return the figures of all runs as a table, but for those that cannot be compared. */
+  #figures() {
+    const figures = this.runs.map(({ row, summary }) => new Map([["state", summary.ended || row.state], ...summary.figures.filter(({ metric }) => !this.leftOut.has(metric)).map(({ title, value }) => [title, value])]));
+    const titles = [...new Set(figures.flatMap((of) => [...of.keys()]))];
+    return this.runs.length > 1 ? el("section", {}, el("h2", {}, "Runs"), table("Figures of the runs", ["", ...this.runs.map((run) => run.name)], titles.map((title) => [title, ...figures.map((of) => of.get(title) ?? "\u2013")]))) : "";
   }
 
   close() {

@@ -1,67 +1,26 @@
 // The curves of a run over steps, tokens or time, with its events on the axis; raw points where the reader zooms.
 
-import * as api from "./api.js";
-import { el, failure, link, menu, quiet, segments, table, throttled } from "../charts/dom.js";
-import { seconds } from "./table.js";
+import { el, failure, link, menu, quiet, segments, table, throttled } from "./dom.js";
 import { place, rangeOf, remember } from "./address.js";
-import { Chart, count, duration, nearest, written } from "../charts/charts.js";
+import { Chart, count, duration, nearest, seconds, written } from "./charts.js";
 
 const SMOOTHING = 3;
-const POINTS = 1000, MOST_ASKED = 200, MOST_NEW = 2000, DRAW_MS = 250, MOST_EVENTS = 200;
+const POINTS = 1000, MOST_NEW = 2000, DRAW_MS = 250, MOST_EVENTS = 200;
 
-/** Charts in their order. of: metrics [name, label, style, colour]; tables: metrics by corpus or task; isExact: never smoothed. */
-const CHARTS = [
-  { id: "loss", title: "Loss, nats per token", isWide: true, height: 300, of: [["loss", "training", "line", "--train"], ["validation_loss", "validation", "dots", "--held"]] },
-  { id: "corpus-loss", title: "Held-out loss by corpus, nats per token", table: "corpus_validation_loss/", style: "dots" },
-  { id: "phases", title: "Where a step\u2019s time goes", unit: "share", of: [
-    ["forward_share", "forward", "area", 0], ["backward_share", "backward", "area", 4], ["optimizer_share", "optimizer", "area", 2],
-    ["communication_share", "blocked on communication", "area", 1], ["data_wait_share", "waiting for data", "area", 3]] },
-  { id: "speed", title: "Tokens per second", fromZero: true, of: [["tokens_per_s", "all ranks", "line", "--train"]] },
-  { id: "mixture", title: "Mixture, share of samples", unit: "share", table: "corpus_shares/", style: "area" },
-  { id: "bits", title: "Held-out text, bits per byte", of: [["validation_bits_per_byte", "validation", "dots", "--held"]] },
-  { id: "mfu", title: "Model FLOPs utilisation", unit: "share", fromZero: true, of: [["mfu", "MFU", "line", 0], ["hfu", "HFU", "line", 2]] },
-  { id: "waits", title: "Data wait and exposed communication", unit: "share", fromZero: true, of: [["data_wait_share", "data wait", "line", 3], ["communication_share", "exposed communication", "line", 1]] },
-  { id: "rewards", title: "Rewards", of: [["reward_chosen", "chosen", "line", 2], ["reward_rejected", "rejected", "line", 1], ["reward_margin", "margin", "line", 0]] },
-  { id: "accuracy", title: "Accuracy of rewards", unit: "share", of: [["reward_accuracy", "training", "line", "--train"], ["validation_reward_accuracy", "held out", "dots", "--held"]] },
-  { id: "tasks", title: "Tasks", table: "task_scores/", style: "dots" },
-  { id: "grad-norm", title: "Gradient norm", of: [["grad_norm", "before clipping", "line", "--train"]] },
-  { id: "rate", isExact: true, title: "Learning rate", fromZero: true, of: [["learning_rate", "learning rate", "line", "--train"]] },
-  { id: "memory", isExact: true, title: "Peak memory", unit: "bytes", fromZero: true, of: [["memory_bytes", "first process", "line", "--train"]] },
-  { id: "epochs", isExact: true, title: "Epochs by corpus", fromZero: true, table: "corpus_epochs/", style: "line" },
-];
 const TRAINED = new Set(["spike", "skip"]);
 const LABELLED = new Set(["resume", "rescale", "mixture", "spike", "stop"]);
 
 const rowsLink = (id, step, text) => link(`#/run/${encodeURIComponent(id)}/rows?step=${step}`, text);
 
-/** Return x and y without the places where y is unknown. */
-function known(x, y) {
-  const places = [], values = [];
-  for (let i = 0; i < x.length; i++) if (y[i] !== null && y[i] !== undefined) {
-    places.push(x[i]);
-    values.push(y[i]);
-  }
-  return { x: places, y: values };
-}
-
-/** Return the metrics of charts in lists of at most MOST_ASKED; those of a chart are together, as a stack needs one x. */
-function batched(charts) {
-  const found = [["step"]], seen = new Set(found[0]);
-  for (const { names } of charts) {
-    const own = names.map(([name]) => name).filter((name) => !seen.has(name));
-    for (let i = 0; i < own.length; i += MOST_ASKED) {
-      const part = own.slice(i, i + MOST_ASKED);
-      if (found.at(-1).length + part.length > MOST_ASKED) found.push([]);
-      found.at(-1).push(...part);
-    }
-    for (const name of own) seen.add(name);
-  }
-  return found;
+/** Return whether an axis begins logarithmic: the highest of the positive values hides the others. */
+function isSpread(layers, ratio) {
+  const values = layers.flatMap(({ y }) => y).filter((value) => value !== null).sort((a, b) => a - b);
+  return values.length > 0 && values[0] > 0 && values.at(-1) > ratio * values[values.length >> 1];
 }
 
 export class CurvesView {
   constructor(body, page, query) {
-    Object.assign(this, { body, page, run: page.run, charts: [], along: query.get("x") || "step", smoothing: Number(query.get("smooth") ?? SMOOTHING), range: rangeOf(query) });
+    Object.assign(this, { body, page, source: page.source, run: page.run, charts: [], along: query.get("x") || "step", smoothing: Number(query.get("smooth") ?? SMOOTHING), range: rangeOf(query) });
     this.chosen = query.get("charts") ? new Set(query.get("charts").split(",")) : null;
     this.picked = el("p", { class: "picked", role: "status" });
     this.#tools();
@@ -74,7 +33,7 @@ export class CurvesView {
   }
 
   #tools() {
-    this.choices = CHARTS.map(({ title }) => el("label", {}, el("input", { type: "checkbox", on: { change: () => this.#choose() } }), title));
+    this.choices = el("div", { class: "choices" });
     this.tools = el("div", { class: "toolbar" },
       segments("Horizontal axis", [["step", "Steps"], ["tokens", "Tokens"], ["time", "Time"], ...(this.page.row.cost > 0 ? [["money", "Money"]] : [])], this.along, (along) => {
         this.along = along;
@@ -86,7 +45,7 @@ export class CurvesView {
         for (const chart of this.charts) if (!chart.options.isExact) chart.setSmoothing(this.#width());
         this.#remember();
       } } })),
-      menu("Charts", el("div", { class: "choices" }, this.choices)),
+      menu("Charts", this.choices),
       el("span", { class: "hint quiet" }, "click a point for its rows, drag to zoom, double-click for the whole run"));
   }
 
@@ -107,16 +66,15 @@ export class CurvesView {
 
   // In place: a box keeps the focus when it is checked.
   #writeChooser() {
-    for (const [i, label] of this.choices.entries()) {
-      label.hidden = !this.#layersOf(CHARTS[i]).names.length;
-      label.querySelector("input").checked = !this.chosen || this.chosen.has(CHARTS[i].id);
-    }
+    const written = this.run.charts.map(({ id }) => id).join();
+    if (written !== this.choosable) this.choices.replaceChildren(...this.run.charts.map(({ title }) => el("label", {}, el("input", { type: "checkbox", on: { change: () => this.#choose() } }), title)));
+    this.choosable = written;
+    for (const [i, { id }] of this.run.charts.entries()) this.choices.children[i].firstChild.checked = !this.chosen || this.chosen.has(id);
   }
 
   #choose() {
-    const there = CHARTS.filter((_, i) => !this.choices[i].hidden);
-    const shown = CHARTS.filter((_, i) => !this.choices[i].hidden && this.choices[i].querySelector("input").checked);
-    this.chosen = shown.length === there.length || !shown.length ? null : new Set(shown.map(({ id }) => id));
+    const shown = this.run.charts.filter((_, i) => this.choices.children[i].firstChild.checked);
+    this.chosen = shown.length === this.run.charts.length || !shown.length ? null : new Set(shown.map(({ id }) => id));
     this.#again();
   }
 
@@ -124,22 +82,16 @@ export class CurvesView {
     return this.smoothing ? 2 ** this.smoothing + 1 : 0;
   }
 
-  get #metrics() {
-    return this.run.metrics.map((metric) => metric.name);
-  }
-
   async load() {
     const mine = (this.turn = (this.turn || 0) + 1);
     this.isLoading = true;
     this.arrived = [];  // points that the answer may not have yet
-    this.wanted = CHARTS.filter(({ id }) => !this.chosen || this.chosen.has(id)).map((chart) => this.#layersOf(chart)).filter(({ names }) => names.length);
+    this.wanted = this.run.charts.filter(({ id }) => !this.chosen || this.chosen.has(id));
     this.#writeChooser();
-    const batches = batched(this.wanted);
     try {
-      const data = await this.#read(batches);
+      const data = await this.#read();
       if (mine !== this.turn) return;
       this.data = data;
-      this.batches = batches;
       this.mostPoints = this.#numPoints() + MOST_NEW;
       this.isLoading = false;
       for (const points of this.arrived) this.points(points);
@@ -154,25 +106,17 @@ export class CurvesView {
     }
   }
 
-  #layersOf(chart) {
-    const there = new Set(this.#metrics);
-    const names = chart.table
-      ? this.#metrics.filter((name) => name.startsWith(chart.table)).map((name, i) => [name, name.slice(chart.table.length), chart.style, i])
-      : chart.of.filter(([name]) => there.has(name));
-    return { chart, names: chart.style === "area" && names.length < 2 ? [] : names };
-  }
-
   #draw() {
     if (!this.data) return;
     const source = this.detail || this.data, all = this.#marks(), plain = all.map((mark) => ({ ...mark, isLabelled: false }));
     let before = null;
-    for (const { chart, names } of this.wanted) {
+    for (const { layers: own, logFrom, ...chart } of this.wanted) {
       const marks = chart.isWide ? all : plain;
-      const layers = names.map(([name, label, style, color]) => ({ name: label, style, color, ...(source.get(name) || { x: [], y: [] }) }));
+      const layers = own.map(({ metric, label, style, color }) => ({ name: label, style, color, ...(source.get(metric) || { x: [], y: [] }) }));
       const hasValues = layers.some((layer) => layer.x.length);
       let drawn = this.charts.find((one) => one.options.id === chart.id);
       if (!drawn && hasValues) {
-        drawn = new Chart(this.grid, { height: 190, ...chart, layers, along: this.along, marks, sync: "run", smoothing: chart.isExact ? 0 : this.#width(), onRange: (from, to, one) => this.#onRange(from, to, one), onPick: (at, one) => this.#onPick(at, one) });
+        drawn = new Chart(this.grid, { height: 190, ...chart, layers, log: logFrom && isSpread(layers, logFrom), levels: (chart.id === "loss" && this.run.levels) || [], along: this.along, marks, sync: "run", smoothing: chart.isExact ? 0 : this.#width(), onRange: (from, to, one) => this.#onRange(from, to, one), onPick: (at, one) => this.#onPick(at, one) });
         this.charts.push(drawn);
         if (this.range) drawn.zoom(...this.range, { isTold: true });
         if (before) before.figure.after(drawn.figure);
@@ -214,7 +158,7 @@ export class CurvesView {
   async #zoomed() {
     if (!this.range) return;
     const range = this.range, room = (range[1] - range[0]) * 0.05;
-    const found = await this.#read(this.batches, { from: range[0] - room, to: range[1] + room }).catch(() => null);
+    const found = await this.#read({ from: range[0] - room, to: range[1] + room }).catch(() => null);
     if (!found || range !== this.range) return;
     this.detail = found;
     this.#draw();
@@ -230,9 +174,9 @@ export class CurvesView {
   }
 
   /** Return metric -> its points, of the whole run or of a range. */
-  async #read(batches, range = {}) {
-    const found = await Promise.all(batches.map((names) => api.curves(this.page.id, names, this.along, { points: POINTS, ...range })));
-    return new Map(found.flatMap(({ x, series }, i) => batches[i].map((name) => [name, known(x, series[name] || [])])));
+  #read(range = {}) {
+    const charts = this.wanted.map(({ layers }) => layers.map(({ metric }) => metric));
+    return this.source.curves(this.page.id, [["step"], ...charts], this.along, { points: POINTS, ...range });
   }
 
   #numPoints() {
@@ -245,16 +189,17 @@ export class CurvesView {
       const own = this.data.get(name);
       if (!own || value === null || value === undefined) continue;
       if (own.x.length && at <= own.x[own.x.length - 1]) {
-        if (at === own.x[own.x.length - 1]) own.y[own.y.length - 1] = value;
+        if (at === own.x[own.x.length - 1]) own.y[own.y.length - 1] = value;  // the mean of a point stays
         continue;
       }
       own.x.push(at);
       own.y.push(value);
+      own.means?.push(value);
     }
   }
 
   #isNew(name) {
-    return !this.data.has(name) && CHARTS.some((chart) => (chart.table ? name.startsWith(chart.table) : chart.of.some(([own]) => own === name))) && !this.#metrics.includes(name);
+    return !this.run.metrics.some((metric) => metric.name === name);
   }
 
   // A metric that was not there when the page was opened: the first validation, a new corpus.
@@ -289,7 +234,7 @@ export class CurvesView {
 
   #writeEvents() {
     const events = (this.run.events || []).slice(-MOST_EVENTS).reverse();
-    const first = seconds(this.run.starts?.[0]?.time ?? this.run.events?.[0]?.time);
+    const first = seconds(this.run.started ?? this.run.events?.[0]?.time);
     const rows = events.map((event) => [count(event.step), el("span", { class: `kind ${event.kind}` }, event.kind),
       TRAINED.has(event.kind) ? el("span", {}, event.text, " \u00b7 ", rowsLink(this.page.id, event.step, "its text")) : event.text,
       event.time ? `after ${duration(seconds(event.time) - first)}` : ""]);

@@ -1,1 +1,0 @@
-"""Report of runs as one HTML page."""
