@@ -310,6 +310,42 @@ def test_a_comparison_has_the_charts_tables_and_numbers_of_the_console(run, comp
         live.close()
 
 
+@needs_browser
+def test_losses_of_different_vocabularies_are_not_drawn_over_one_another(browser, tmp_path):
+    for name, size in (("a", 64), ("b", 128)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text(
+            '{"step": 1, "loss": 2.0, "tokens_per_s": 9.0}\n{"step": 2, "loss": 1.5, "tokens_per_s": 8.0}\n'
+        )
+        (tmp_path / name / "config.json").write_text(json.dumps({"model": {"vocab_size": size}}))
+    out = tmp_path / "both.html"
+    done = run_cli("report", tmp_path / "a", tmp_path / "b", "--out", out)
+    assert done.returncode == 0, done.stderr
+    with opened(browser, out) as shown:
+        expect(shown.get_by_text("nats per token are not compared")).to_be_visible()
+        expect(shown.locator("#tokens_per_s canvas")).to_be_visible()
+        expect(shown.locator("#loss")).to_have_count(0)
+        tables = shown.get_by_role("region", name=re.compile("Figures of the runs|All of them"))
+        expect(tables).to_have_count(2)
+        for table in tables.all():
+            expect(table).not_to_contain_text(re.compile("loss", re.IGNORECASE))
+
+
+@needs_browser
+def test_the_rows_of_a_step_are_in_the_page_if_they_were_asked_for(run, browser, tmp_path):
+    out = tmp_path / "rows.html"
+    done = run_cli("report", run, "--rows", 5, "--out", out)
+    assert done.returncode == 0, done.stderr
+    with opened(browser, out) as shown:
+        shown.get_by_role("link", name="Rows").click()
+        expect(shown.get_by_text("Step 5: rows 0 to 3 of 4")).to_be_visible()
+        expect(shown.locator("article.card")).to_have_count(4)
+        check_is_usable(shown)
+        shown.get_by_label("Step", exact=True).fill("6")
+        shown.keyboard.press("Enter")
+        expect(shown.get_by_role("alert")).to_contain_text("penstock report RUN --rows 6")
+
+
 def test_the_metrics_of_every_step_are_written_as_csv_and_as_parquet(run, tmp_path, capsys):
     other = tmp_path / "other"
     shutil.copytree(run, other)

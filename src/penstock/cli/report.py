@@ -206,7 +206,7 @@ def _rows(folder: Path, step: int, data: RunData) -> dict[str, Any]:  # Any: JSO
         ) from None
     steps = data.column("step")
     note = note_of(found, steps_recorded=int(steps[-1]) if len(steps) else 0, events=data.events)
-    why = "`penstock console` computes the loss of each token."
+    why = "The console computes the loss of each token."
     return {**shown_rows(found, note=note), "why_no_losses": why}
 
 

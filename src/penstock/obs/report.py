@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
+from heapq import nlargest
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -50,7 +51,7 @@ Reply = dict[str, Any]  # Any: JSON values
 _POINTS = 600
 """Points of a chart: of more records some are left out."""
 _MOST_LAYERS = 40
-"""Curves of a chart: corpora and tasks beyond are left out."""
+"""Curves of a chart: of more corpora or tasks, those with the highest last values are drawn."""
 _MOST_EVENTS = 1000
 _MOST_NAME_CHARACTERS = 1 << 20
 """Of hosts, devices and network interfaces; where ranks of older starts ran is left out beyond."""
@@ -152,7 +153,11 @@ def _run(run: ReportedRun, others: Sequence[ReportedRun]) -> Reply:
     """
     found = run_json(run.found, run.row, run.data, run.recipe)
     for chart in found["charts"]:
-        chart["layers"] = chart["layers"][:_MOST_LAYERS]
+        if (number := len(chart["layers"])) > _MOST_LAYERS:
+            chart["title"] += f": the highest {_MOST_LAYERS} of {number:,}"
+            chart["layers"] = nlargest(
+                _MOST_LAYERS, chart["layers"], lambda layer: _last(run.data, layer["metric"])
+            )
     found["events"] = found["events"][-_MOST_EVENTS:]
     found["levels"] = [*run.references.items()]
     found["rows_step"] = run.rows and run.rows["step"]
@@ -169,6 +174,11 @@ def _run(run: ReportedRun, others: Sequence[ReportedRun]) -> Reply:
         "curves": _curves(run, names, _ends(run, others)),
         "ranks": _ranks(run),
     }
+
+
+def _last(data: RunData, metric: str) -> float:
+    """Return the last value of a metric; a very low one if it is unknown."""
+    return float(np.nan_to_num(data.column(metric, table=data.table_of(metric))[-1], nan=-np.inf))
 
 
 def _curves(run: ReportedRun, charts: Sequence[Sequence[str]], kept_steps: Sequence[float]) -> list[Reply]:

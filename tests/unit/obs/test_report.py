@@ -119,7 +119,7 @@ def test_a_run_of_thousands_of_corpora_has_a_page_of_a_few_megabytes():
         {
             "step": n,
             "loss": 3.0,
-            "corpus_shares": dict.fromkeys(names, n / 7),
+            "corpus_shares": {name: 0.5 if name == "corpus 7" else 1e-4 for name in names},
             "corpus_epochs": dict.fromkeys(names, n / 3),
         }
         for n in range(1, 31)
@@ -128,6 +128,8 @@ def test_a_run_of_thousands_of_corpora_has_a_page_of_a_few_megabytes():
     assert len(text) < 3_000_000
     (mixture,) = [chart for chart in inlined(text)["runs"][0]["run"]["charts"] if chart["id"] == "mixture"]
     assert len(mixture["layers"]) == 40
+    assert mixture["layers"][0]["label"] == "corpus 7", "the largest share"
+    assert mixture["title"] == "Mixture, share of samples: the highest 40 of 2,000"
 
 
 def table(*places, ranks=2):

@@ -45,7 +45,7 @@ async function rows(id, step, { offset, limit }) {
   const { rows: found } = await of(id);
   const shown = found?.step === step ? found.rows.slice(offset, offset + limit) : [];
   if (shown.length) return { ...found, rows: shown, offset, limit };
-  throw new Error(`These rows are not in this file. \`penstock report RUN --rows ${step}\` writes the first rows of the step into it.`);
+  throw new Error(`These rows are not in this file. To include the first rows of a step: penstock report RUN --rows ${step}`);
 }
 
 const source = {

@@ -166,7 +166,7 @@ def _ended(data: RunData) -> str:
 def _about(config: Config) -> str:
     parts = (
         ("{}", "model.model_type"),
-        ("{} layers", "model.num_hidden_layers"),
+        ("layers {}", "model.num_hidden_layers"),
         ("hidden size {}", "model.hidden_size"),
         ("vocabulary {}", "model.vocab_size"),
         ("rows of {} tokens", "data.sequence_length"),

@@ -77,7 +77,7 @@ def test_key_figures_are_those_of_the_records_and_each_is_explained():
     found = summary_of(data_of(records()), CONFIG)
     assert (
         found["about"]
-        == "llama \u00b7 3 layers \u00b7 vocabulary 1,024 \u00b7 rows of 128 tokens \u00b7 float32"
+        == "llama \u00b7 layers 3 \u00b7 vocabulary 1,024 \u00b7 rows of 128 tokens \u00b7 float32"
     )
     assert all(METRICS[figure["metric"]][1] in figure["meaning"] for figure in found["figures"])
 
