@@ -470,6 +470,7 @@ def shoot_report(run: Path, out: Path) -> None:
     for theme in THEMES:
         with browser_page(theme, width=1000, height=940) as page:
             page.goto((run / "report.html").resolve().as_uri())
+            page.locator("#loss canvas").wait_for()
             page.screenshot(path=out / f"report-{theme}.png")
 
 

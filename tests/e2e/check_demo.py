@@ -5,6 +5,7 @@ import re
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.unit.obs.html_elements import inlined
 from tests.warm import penstock
 
 
@@ -27,9 +28,10 @@ def test_the_demo_tells_the_whole_story_and_can_be_repeated(tmp_path):
         r"^questions +0 +\d+ +exact_match .* (\d\.\d+) +\d\.\d+$", done.stdout, re.MULTILINE
     )
     assert float(evaluated[1]) > 0.95
-    assert "What it answers" in (folder / "tuned" / "tuned-run" / "report.html").read_text()
+    tuned = inlined((folder / "tuned" / "tuned-run" / "report.html").read_text())
+    assert tuned["runs"][0]["answers"]["prompts"]
     page = (folder / "report.html").read_text()
-    assert "2 \u2192 1 processes at step" in page
+    assert "2 -> 1 rank" in page
     assert "unigram entropy" in page
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")

@@ -75,7 +75,7 @@ def test_a_deleted_run_leaves_the_table_and_its_page_says_so(context, address, r
     table.get_by_role("checkbox", name="Compare doomed").check()
     expect(page.locator(".run-head .pill")).to_be_visible()
     shutil.rmtree(runs / "doomed")
-    expect(page.locator(".run-head .notice")).to_contain_text("The folder of this run is gone")
+    expect(page.locator(".run-head .notice")).to_contain_text("The folder of this run was deleted")
     expect(page.locator(".run-head .pill")).to_have_count(0)
     expect(page.locator("#loss canvas")).to_be_visible()
     expect(row).to_have_count(0)

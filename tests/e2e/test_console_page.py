@@ -445,7 +445,7 @@ def test_a_slider_moved_on_a_phone_reaches_all_ranks_and_both_windows_follow_a_k
             phone.get_by_label("Reason").fill("more code")
             phone.get_by_role("button", name="Apply").tap()
             phone.get_by_role("dialog").get_by_role("button", name="Yes, send it").tap()
-            expect(phone.get_by_text(re.compile("All ranks agreed: it holds from step"))).to_be_visible()
+            expect(phone.get_by_text(re.compile("All ranks agreed: the change applies"))).to_be_visible()
             expect(moved).to_have_value("0.0")
             expect(share).to_have_value("0.0")  # the other window follows
             check_is_usable(phone)
@@ -543,7 +543,7 @@ def test_each_form_sends_its_request_and_the_reply_stands_beside_it(folder, open
             expect(send("Stop after saving")).to_contain_text("and the job ends")
             assert job.wait(120) == 75
             said = send("Batch size", 4)
-            expect(said).to_contain_text("No job runs: it is taken up when the run is started again")
+            expect(said).to_contain_text("No job runs: the request applies when the run is started again")
             expect(listed.locator("tbody tr")).to_have_count(6)
             expect(listed.locator("tbody tr").first).to_contain_text("waiting for the next start")
     finally:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock.cli import demo, demo_commands, demo_tuning
 from tests.in_process import run_cli
+from tests.unit.obs.html_elements import inlined
 from tests.warm import Command
 
 FEW_STEPS = {
@@ -52,9 +53,10 @@ def test_the_demo_goes_through_all_its_steps_and_says_that_nothing_was_learned(t
     assert done.stdout.count("$ kill -TERM") == 2
     assert done.returncode == 1
     assert "The validation loss is not well below the unigram entropy" in " ".join(done.stderr.split())
-    assert "What it answers" in (folder / "tuned" / "tuned-run" / "report.html").read_text()
+    tuned = inlined((folder / "tuned" / "tuned-run" / "report.html").read_text())
+    assert tuned["runs"][0]["answers"]["prompts"]
     page = (folder / "report.html").read_text()
-    assert "2 \u2192 1 processes at step" in page
+    assert "2 -> 1 rank" in page
     assert "unigram entropy" in page
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")

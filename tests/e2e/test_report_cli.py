@@ -22,7 +22,7 @@ from tests.warm import penstock
 VIEWS = {
     "summary": "text=median tokens/s",
     "ranks": ".view h2",
-    "answers": "text=answers no prompts",
+    "answers": "text=has no sample prompts",
     "recipe": "text=data.sequence_length",
 }
 """View of a run -> what it shows; the rows of a report are in it only if a step is named."""

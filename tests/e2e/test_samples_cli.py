@@ -6,6 +6,7 @@ import pytest
 
 from penstock.obs.sinks.jsonl import read_records
 from tests.in_process import run_cli
+from tests.unit.obs.html_elements import inlined
 from tests.warm import penstock
 
 TEXT = "the penstock feeds the turbine and the turbine feeds the town "
@@ -82,13 +83,15 @@ def test_a_run_without_samples_has_the_same_losses(folder, tmp_path):
 
 
 @pytest.mark.usefixtures("run")
-def test_the_report_begins_with_the_samples(folder):
+def test_the_report_has_the_samples(folder):
     done = run_cli("report", folder / "run")
     assert done.returncode == 0, done.stderr
-    page = (folder / "run" / "report.html").read_text()
-    assert page.index("What it answers") < page.index('class="charts"')
-    assert page.count('scope="row"') >= 4
-    assert "What feeds the town?" in page
+    found = inlined((folder / "run" / "report.html").read_text())["runs"][0]["answers"]
+    assert found["steps"] == [3, 6, 8]
+    prompts = [prompt["prompt"] for prompt in found["prompts"]]
+    assert prompts[:2] == ["the penstock", "What feeds the town?"]
+    assert len(prompts) == 4
+    assert [prompt["reference"] is not None for prompt in found["prompts"]] == [False, False, True, True]
 
 
 @pytest.mark.parametrize(

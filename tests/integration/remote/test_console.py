@@ -122,7 +122,7 @@ def test_a_report_of_a_copy_is_written_on_a_command_line(s3_process: str, tmp_pa
         assert done.returncode == 0, done.stderr
     page = (tmp_path / "run.html").read_text()
     assert 'shown":"own_s","tables":{"own_s":' in page
-    assert "This file is without data_wait_s, blocked_s" in page
+    assert "This file leaves out data_wait_s, blocked_s" in page
     assert len((tmp_path / "run.csv").read_text().splitlines()) == 401
     refused = run_cli("report", f"{root}/run", "--out", tmp_path / "x.html", "--rows", 1)
     assert (refused.returncode, "a copy in an object store" in " ".join(refused.stderr.split())) == (2, True)

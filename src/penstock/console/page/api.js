@@ -105,7 +105,7 @@ async function streamed(path, value, handlers, signal) {
       handlers[kind]?.(JSON.parse(data));
     }
   }
-  throw new Refused("The answer broke off: the console ended.", 0);
+  throw new Refused("The answer is incomplete because the console ended.", 0);
 }
 
 /**

@@ -130,7 +130,7 @@ export class MixtureView {
       el("div", { class: "stacks", "aria-hidden": "true" }, stacks), rows,
       el("div", { class: "toolbar end" }, el("label", {}, "Reason ", this.reason), this.undo, this.apply),
       this.said, el("p", { class: "quiet" }, "The same on a command line: ", this.command),
-      this.#isAllowed ? "" : el("p", { class: "notice" }, this.page.run.control ? "The run is finished: there is nothing to change." : "The console reads only. Start it with --control to send requests.")));
+      this.#isAllowed ? "" : el("p", { class: "notice" }, this.page.run.control ? "The run is finished: there is nothing to change." : "This console is read-only. Start it with --control to send requests.")));
     this.#propose({});
     this.#write();
   }
@@ -182,7 +182,7 @@ export class MixtureView {
       const end = isExact ? corpus.epochs_by_end : own.epochs_by_end === null || own.epochs_by_end === undefined ? null : guess;
       cell.end.textContent = end === null ? "\u2013" : `${passes(end)} passes`;
       cell.end.className = end > 4 ? "much" : "";
-      cell.end.title = end > 4 ? "After some four passes, repeated tokens teach less than new ones (Muennighoff et al., 2023)." : "";
+      cell.end.title = end > 4 ? "After about four passes, repeated tokens teach less than new ones (Muennighoff et al., 2023)." : "";
     }
   }
 
@@ -204,7 +204,7 @@ export class MixtureView {
       place.replaceChildren(said || sentAs(number, request.kind, running));
       if (!said) this.#wait(number, place);
     } catch (error) {
-      place.replaceChildren(error.message, error.status ? "" : " The request may have been sent: look at the requests of this run before you send it again.");
+      place.replaceChildren(error.message, error.status ? "" : " The request may have been sent: check the requests of this run before you send it again.");
     }
   }
 
@@ -228,7 +228,7 @@ export class MixtureView {
     if (found) this.#renew(found, {});
     this.now = { ...this.now, ...(reply.weights || this.weights) };
     this.#propose({});
-    place.replaceChildren(`All ranks agreed: it holds from step ${count((reply.holds_from ?? reply.step) + 1)}. `, this.#wayBack(reply, "Set the sliders as they were"));
+    place.replaceChildren(`All ranks agreed: the change applies from step ${count((reply.holds_from ?? reply.step) + 1)}. `, this.#wayBack(reply, "Set the sliders as they were"));
   }
 
   /** Return a button that sets the sliders as they were before a request; "" if that is not known. */
@@ -258,8 +258,8 @@ export class MixtureView {
       act("Save a checkpoint now", "Save\u2026", "checkpoint", [], "At the next step; training continues."),
       act("Stop after saving", "Stop\u2026", "stop", [], "Saves a checkpoint and ends the job. penstock train resumes it."),
       act("Skip steps", "Skip\u2026", "skip", [["from", "first step"], ["to", "last step"]], "Their samples are left out, on all ranks."),
-      act("Islands", "Restart\u2026", "islands", [["islands", "islands"]], "After all islands have synced, the job restarts with so many."),
-      act("Batch size", "Set\u2026", "batch", [["batch", "rows a step"]], "Rows of a step, from a step that all ranks agree on."))));
+      act("Islands", "Restart\u2026", "islands", [["islands", "islands"]], "The job restarts with this number of islands after their next sync."),
+      act("Batch size", "Set\u2026", "batch", [["batch", "rows a step"]], "Rows of a step. All ranks agree on the first step with the new size."))));
     this.list = el("section");
     this.body.append(this.list);
   }
@@ -280,7 +280,7 @@ export class MixtureView {
     return new Promise((resolve) => {
       this.dialog = el("dialog", { "aria-labelledby": "asked" },
         el("form", { method: "dialog" }, el("h2", { id: "asked" }, `${this.page.run.name}: ${question}`), el("ul", {}, lines.map((line) => el("li", {}, line))),
-          el("p", { class: "quiet" }, "It stands in the run\u2019s record."),
+          el("p", { class: "quiet" }, "The run\u2019s record keeps the request."),
           el("div", { class: "toolbar end" }, el("button", { class: "button", value: "" }, "Cancel"), el("button", { class: "button primary", value: "yes" }, "Yes, send it"))));
       this.dialog.addEventListener("close", (event) => {
         event.target.remove();
@@ -298,7 +298,7 @@ export class MixtureView {
 }
 
 function sentAs(number, kind, isRunning) {
-  const then = isRunning ? "The ranks agree on a step\u2026"
-    : ONLY_OF_A_JOB.has(kind) ? "The job has ended: the next one refuses it." : "No job runs: it is taken up when the run is started again.";
+  const then = isRunning ? "Waiting for the ranks to agree on a step\u2026"
+    : ONLY_OF_A_JOB.has(kind) ? "The job has ended: the next job refuses the request." : "No job runs: the request applies when the run is started again.";
   return `Request ${number} is sent. ${then}`;
 }

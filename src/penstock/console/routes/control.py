@@ -47,7 +47,7 @@ def ask(request: Request, run_id: str, asked: Asked) -> Reply | Response:
     """Send a request to the run's job; return its number and whether a job runs, or what was done instead."""
     console = console_of(request)
     if not console.rules.control:
-        return refusal(403, "This console only reads. Start it with --control to send requests.")
+        return refusal(403, "This console is read-only. Start it with --control to send requests.")
     folder, client = run_of(request, run_id).folder, request.scope["client_name"]
     asked_by = f"console: {client}" if client else "console"
     return console.data.ask("request", folder, asked=asked.model_dump(), asked_by=asked_by)

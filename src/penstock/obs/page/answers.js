@@ -22,7 +22,7 @@ export class AnswersView {
       return this.recorded.replaceChildren(failure(error));
     }
     const { steps, prompts } = this.found;
-    if (!steps?.length) return this.recorded.replaceChildren(el("p", { class: "empty" }, "This run answers no prompts while it trains. [samples] in its recipe names them: this page then shows how the answers change."));
+    if (!steps?.length) return this.recorded.replaceChildren(el("p", { class: "empty" }, "This run has no sample prompts. Add them to [samples] in the recipe to see how the answers change."));
     if (!this.isChosen) this.shown = few(steps);
     const place = el("div", { class: "view" });
     const draw = () => place.replaceChildren(...sideBySide(steps.filter((step) => this.shown.has(step)), prompts));
@@ -110,7 +110,7 @@ function sideBySide(steps, prompts, heading = "h2") {
     const grid = el("div", { class: "answers" }, steps.map((step) => {
       const answer = prompt.answers.find((one) => one.step === step);
       return el("section", { class: "answer" }, el("h3", {}, step ? `step ${count(step)}` : "before training"),
-        el("p", { class: "said", tabindex: "0" }, answer ? answer.answer : "\u2013", answer?.cut ? el("span", { class: "quiet", title: "The answer reached its limit of tokens" }, "\u2026") : ""));
+        el("p", { class: "said", tabindex: "0" }, answer ? answer.answer : "\u2013", answer?.cut ? el("span", { class: "quiet", title: "The answer reached the token limit" }, "\u2026") : ""));
     }), prompt.reference ? el("section", { class: "answer reference" }, el("h3", {}, "the document itself"), el("p", { class: "said", tabindex: "0" }, prompt.reference)) : "");
     return el("article", { class: heading === "h2" ? "card" : "document" }, el(heading, { class: "prompt" }, prompt.prompt), grid);
   });

@@ -48,7 +48,7 @@ class Comparison {
     });
     this.root = el("div", { class: "page" }, el("div", { class: "title" }, el("h1", {}, "Compare"), runs.length > 1 && source.isLive ? takeAlong(this.entries.map(({ run }) => run.row.path)) : ""), el("ul", { class: "compared" }, chips, el("li", { class: "add" }, adder)),
       runs.length ? el("div", { class: "toolbar" }, segments("Align by", AXES.map(([value, text]) => [value, text, value === "money" && !hasMoney]), this.along, (along) => { this.along = along; this.range = null; this.#remember(); this.#load(); }),
-        hasMoney ? "" : el("span", { class: "quiet" }, "Money needs the cost of every run.")) : el("p", { class: "empty" }, "Choose runs to draw over one another."),
+        hasMoney ? "" : el("span", { class: "quiet" }, "Money needs the cost of every run.")) : el("p", { class: "empty" }, "Choose runs to compare."),
       [...new Set(compared.flatMap((one) => one.notes))].map((text) => el("p", { class: "notice" }, text)), this.failed = el("div"), this.#figures(), el("h2", { class: "unseen" }, "Curves"), this.grid, this.same, this.#recipes());
   }
 

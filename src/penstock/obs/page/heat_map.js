@@ -116,7 +116,7 @@ export class HeatMap {
 
   #extent() {
     const { num_ranks: ranks, steps, records = steps.length } = this.found, size = `${count(ranks)} ranks \u00d7 ${count(records)} records`;
-    return records > steps.length ? `${size}; a column is the largest of ${count(Math.ceil(records / steps.length))}` : size;
+    return records > steps.length ? `${size}; each column shows the largest of ${count(Math.ceil(records / steps.length))}` : size;
   }
 
   get #unit() {

@@ -115,8 +115,8 @@ export class RanksView {
   #drawHangs({ hangs, unread, num_unread: others, num_beyond: beyond }) {
     if (!hangs.length && !others) return this.hangs.replaceChildren();
     this.hangs.replaceChildren(el("h2", {}, "Hangs"), ...[...hangs].reverse().map(hangOf),
-      others ? el("p", { class: "notice" }, `${unread.join(", ")}${others > unread.length ? " and others" : ""}: damaged, too large or of another version: not in the diagnosis.`) : "",
-      beyond ? el("p", { class: "notice" }, `Not read, because the files are too many: ${count(beyond)} that are older. The diagnosis is of the others.`) : "");
+      others ? el("p", { class: "notice" }, `Files that are damaged, too large or of another version are not in the diagnosis: ${unread.join(", ")}${others > unread.length ? " and others" : ""}.`) : "",
+      beyond ? el("p", { class: "notice" }, `There are too many files: the diagnosis leaves out the ${count(beyond)} oldest.`) : "");
   }
 
   #drawTraces({ traces, num_traces: all }) {

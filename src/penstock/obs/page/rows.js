@@ -77,7 +77,7 @@ export class RowsView {
       el("button", { type: "button", class: "button", disabled: offset + rows.length >= all, on: { click: () => move(offset + rows.length) } }, "Rows after")) : "";
     this.found.replaceChildren(found.note ? el("p", { class: "notice" }, found.note) : "", found.why_no_losses ? el("p", { class: "quiet" }, found.why_no_losses) : "",
       ...(rows.length ? rows.map((row) => this.#card(row, found)) : [el("p", { class: "empty" }, "The step has no such row.")]), pager,
-      el("p", { class: "quiet" }, "Its whole batch as arrays, on a command line: ", el("code", {}, this.#command(found.step))));
+      el("p", { class: "quiet" }, "To write the whole batch as arrays: ", el("code", {}, this.#command(found.step))));
   }
 
   #command(step) {

@@ -43,7 +43,7 @@ class RunPage {
         this.#drawHead();
       },
       gone: () => {
-        this.row = { ...this.row, state: null, error: "The folder of this run is gone. What was read of it stays until you leave this page." };
+        this.row = { ...this.row, state: null, error: "The folder of this run was deleted. This page still shows what it has read." };
         this.#drawHead();
       },
       event: () => this.#readEvents(),

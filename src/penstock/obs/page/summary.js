@@ -17,7 +17,7 @@ export class SummaryView {
       summary.figures.length ? el("dl", { class: "figures wide" }, summary.figures.map(({ title, value, note, meaning }) => el("div", { class: "figure" }, el("dt", {}, el("abbr", { title: meaning }, title)), el("dd", {}, value), el("dd", { class: "quiet" }, note)))) : el("p", { class: "empty" }, "No step is recorded yet."),
       ...summary.tables.map(({ title, head, rows, note }) => el("section", {}, el("h2", {}, title), note ? el("p", { class: "quiet" }, note) : "", table(title, head, rows, { className: "wordy" }))),
       meanings.size ? el("details", { class: "card", open: isOpen }, el("summary", {}, "What the metrics mean"), el("dl", { class: "glossary" }, [...meanings].flatMap(([name, [unit, meaning]]) => [el("dt", {}, el("code", {}, name), unit ? el("small", {}, ` ${unit}`) : ""), el("dd", {}, meaning)]))) : "",
-      damaged ? el("p", { class: "quiet" }, `${count(damaged)} line${damaged === 1 ? " that is no record is" : "s that are no records are"} left out.`) : "");
+      damaged ? el("p", { class: "quiet" }, `${count(damaged)} damaged line${damaged === 1 ? " is" : "s are"} left out.`) : "");
   }
 
   eventsRead(run) {
