@@ -39,12 +39,11 @@ from penstock.models.llama.model import Block
 from penstock.netlab.hosts import lab
 from penstock.testing.corpora import numbered_corpus
 from penstock.train.emulated import Emulation
-from penstock.train.recipe.load import build_recipe
+from penstock.train.recipe.load import build_recipe, recipe_text
 from penstock.train.state import TrainState
 
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "docs" / "pictures"
-TUTORIAL = ROOT / "docs" / "tutorials" / "01-first-model.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -429,8 +428,7 @@ def _mbit_s(timeline: StepTimeline, *, bins: int = 160) -> tuple[np.ndarray[Any,
 
 def first_run(folder: Path) -> Path:
     """Make the corpus and the run of the first tutorial, as it says; return the run's folder."""
-    recipe = TUTORIAL.read_text().split("```toml\n")[1].split("```")[0]
-    (folder / "first.toml").write_text(recipe)
+    (folder / "first.toml").write_text(recipe_text("first"))
     library = Path(sysconfig.get_paths()["stdlib"])
     names = ("asyncio", "email", "http", "importlib", "json", "logging", "unittest")
     words = [

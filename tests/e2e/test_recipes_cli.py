@@ -14,7 +14,7 @@ from tests.warm import penstock
 
 SHORT = [
     word
-    for change in ("run.steps=2", "schedule.warmup_steps=1", "model.hidden_size=64", "validate.samples=8")
+    for change in ("run.steps=2", "model.hidden_size=64", "validate.samples=8")
     for word in ("--set", change)
 ]
 
@@ -82,7 +82,7 @@ def test_the_first_commands_of_the_readme_work_as_printed(tmp_path):
     for command, more in zip(printed[:3], [(), SHORT, ("--max-tokens", "3")], strict=True):
         done = penstock(*shlex.split(command, comments=True), *more, cwd=tmp_path)
         assert done.returncode == 0, (command, done.stderr)
-    assert printed[3].startswith("serve runs/tiny"), "tests of the server try the rest"
+    assert printed[3].startswith("serve runs/first"), "tests of the server try the rest"
 
 
 @pytest.mark.parametrize("words", [[], ["check", "absent.toml"], ["paint"]])

@@ -18,6 +18,7 @@ from penstock.train.data_setup import (
     train_loader,
 )
 from penstock.train.islands.schedule import bytes_per_step
+from penstock.train.optim.learning_rate import shortened
 from penstock.train.planning.memory import memory_plan
 from penstock.train.recipe.config import TrainConfig, on_machines, weight_bytes_per_parameter
 from penstock.train.recipe.optim_config import optimizer_bytes_per_parameter
@@ -32,7 +33,7 @@ class Derived:
     recipe: dict[str, Any]
     numbers: dict[str, int | float | str]
     changes: list[str]
-    """Planned changes in words."""
+    """A shortened schedule and planned changes, in words."""
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as JSON values."""
@@ -126,8 +127,9 @@ def flops_of(config: TrainConfig, loader: Loader) -> int:
 
 
 def shown_changes(config: TrainConfig) -> list[str]:
-    """Return the planned changes in words, with steps and tokens."""
-    lines = []
+    """Return what differs from the recipe as written, in words: a shortened schedule, planned changes."""
+    fitted = shortened(config.schedule, steps=config.run.steps)
+    lines = [fitted] if fitted else []
     for planned in plan(config.data):
         entry, said = planned.entry, []
         if entry.weights is not None:

@@ -50,7 +50,7 @@ from penstock.train.monitors.rank_records import RankRecords
 from penstock.train.monitors.step_monitors import StepMonitors, Stragglers
 from penstock.train.monitors.tracing import Windows
 from penstock.train.monitors.watchdog import Watchdog
-from penstock.train.optim.learning_rate import learning_rate
+from penstock.train.optim.learning_rate import learning_rate, shortened
 from penstock.train.planning.capacity import check_device, check_host, may_have_accelerators, memory_of
 from penstock.train.planning.memory import recompute_modes
 from penstock.train.recipe.config import TrainConfig

@@ -85,7 +85,8 @@ class ScheduleConfig:
     rule: Literal["cosine", "wsd", "constant"] = "cosine"
     """cosine; wsd: warm up, stay, decay linearly (Hu et al., "MiniCPM", 2024); constant."""
     warmup_steps: int = 0
-    """Steps of linear warm-up."""
+    """Steps of linear warm-up. If warm-up and decay exceed run.steps, they take half of them, in the same
+    ratio."""
     decay_steps: int = 0
     """wsd only: steps of the final linear decay."""
     final_share: float = 0.1
@@ -96,6 +97,22 @@ class ScheduleConfig:
         at_least(0, "schedule.decay_steps", self.decay_steps)
         if not 0 <= self.final_share <= 1:
             raise ConfigError("schedule.final_share must be between 0 and 1", got=self.final_share)
+
+    def fitted(self, steps: int) -> "ScheduleConfig":
+        """Return the schedule for a run: if warm-up and decay are longer than it, they take half of its steps.
+
+        They keep their ratio, so that a short run tries every phase of a long one.
+
+        >>> short = ScheduleConfig(rule="wsd", warmup_steps=50, decay_steps=200).fitted(12)
+        >>> short.warmup_steps, short.decay_steps
+        (1, 5)
+        """
+        ramps = self.warmup_steps + (self.decay_steps if self.rule == "wsd" else 0)
+        if ramps <= steps:
+            return self
+        half = steps // 2
+        warmup = min(half, max(1, round(half * self.warmup_steps / ramps))) if self.warmup_steps else 0
+        return replace(self, warmup_steps=warmup, decay_steps=half - warmup)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,13 +331,6 @@ class TrainConfig:
                 fix="Lower the first or raise the second."
                 if not self.run.start_from
                 else "Lower the first: the second is of the weights in run.start_from.",
-            )
-        if self.schedule.warmup_steps + self.schedule.decay_steps > self.run.steps:
-            raise ConfigError(
-                f"schedule.warmup_steps {self.schedule.warmup_steps} and decay_steps "
-                f"{self.schedule.decay_steps} exceed run.steps",
-                got=self.run.steps,
-                fix="Lower them, or train for more steps.",
             )
         for key, asked in (
             ("validate.every", self.validate.every),

@@ -3,9 +3,12 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock.train.optim.learning_rate import learning_rate
+from penstock.train.optim.learning_rate import learning_rate, shortened
 from penstock.train.recipe.config import ScheduleConfig
+from tests.examples import examples
 
 PEAK, STEPS = 0.5, 100
 
@@ -55,3 +58,30 @@ def test_one_step_in_all_is_taken_at_the_peak() -> None:
     for rule in ("cosine", "wsd", "constant"):
         schedule = ScheduleConfig(rule=rule)  # type: ignore[arg-type]
         assert learning_rate(0, peak=PEAK, steps=1, schedule=schedule) == PEAK
+
+
+@given(
+    steps=st.integers(1, 300),
+    rule=st.sampled_from(["cosine", "wsd", "constant"]),
+    warmup=st.integers(0, 3000),
+    decay=st.integers(0, 12_000),
+)
+@examples(100)
+def test_a_schedule_of_any_length_fits_any_run(steps: int, rule: str, warmup: int, decay: int) -> None:
+    schedule = ScheduleConfig(rule=rule, warmup_steps=warmup, decay_steps=decay)  # type: ignore[arg-type]
+    fitted = schedule.fitted(steps)
+    ramps = [warmup, decay if rule == "wsd" else 0]
+    if sum(ramps) <= steps:
+        assert fitted is schedule
+    else:
+        assert fitted.warmup_steps + (fitted.decay_steps if rule == "wsd" else 0) == steps // 2
+        assert abs(fitted.warmup_steps - steps // 2 * warmup / sum(ramps)) <= 1, "their ratio is kept"
+    found = [learning_rate(step, peak=PEAK, steps=steps, schedule=schedule) for step in range(steps)]
+    assert all(0 < rate <= PEAK for rate in found)
+    assert max(found) == PEAK
+
+
+def test_a_shortened_schedule_is_told() -> None:
+    wsd = ScheduleConfig(rule="wsd", warmup_steps=50, decay_steps=200)
+    assert shortened(wsd, steps=250) == ""
+    assert shortened(wsd, steps=12) == "Warm-up and decay take 1 and 5 of the 12 steps instead of 50 and 200"
