@@ -74,7 +74,7 @@ class PodVolume:
 
     claim: str = limited(_DOMAIN)
     path: str = limited(_PATH)
-    """Absolute path in the pod."""
+    """Absolute path in the pod, outside the folders of the system and of the image."""
     access_mode: str = "ReadWriteMany"
     """Access mode of the claim. The engine asks the cluster for the real one before it submits."""
 
