@@ -182,37 +182,44 @@ def test_what_is_not_here_is_400_and_says_so(client, more, param, said):
     assert refused.value.param == param
 
 
-@pytest.mark.parametrize(
-    "how", [{"max_output_tokens": 4}, {"extra_body": {"stop": ['"big"']}}], ids=["limit", "stop"]
-)
-def test_a_call_that_is_cut_is_the_same_streamed_and_whole_and_as_in_a_chat(client, how):
+def test_a_call_that_is_cut_is_the_same_streamed_and_whole_and_as_in_a_chat(client):
     choice = {"type": "function", "name": "add"}
-    asked = {**GREEDY, "max_output_tokens": 200, "tools": [TOOL], "tool_choice": choice, **how}
+    asked = {**GREEDY, "max_output_tokens": 4, "tools": [TOOL], "tool_choice": choice}
     reply = strict(Response, client.responses.create(**asked))
     *events, last = client.responses.create(**asked, stream=True)
-    whole = strict(Response, last.response)
-    is_long = "extra_body" not in how
-    status = "incomplete" if is_long else "completed"
-    assert last.type == f"response.{status}"
-    for found in (reply, whole):
+    assert last.type == "response.incomplete"
+    for found in (reply, strict(Response, last.response)):
         [call] = found.output
-        assert (call.type, call.name, call.status, found.status) == ("function_call", "add", status, status)
-        assert (found.incomplete_details and found.incomplete_details.reason) == (
-            "max_output_tokens" if is_long else None
-        )
+        assert (call.type, call.name, call.status) == ("function_call", "add", "incomplete")
+        assert (found.status, found.incomplete_details.reason) == ("incomplete", "max_output_tokens")
         with pytest.raises(ValueError, match=r"Expecting|Unterminated"):
             json.loads(call.arguments)
     done = [event.arguments for event in events if event.type.endswith("arguments.done")]
     written = "".join(event.delta for event in events if event.type.endswith("arguments.delta"))
-    assert {reply.output[0].arguments, whole.output[0].arguments, written, *done} == {written}
-    message = client.chat.completions.create(
+    cut = client.chat.completions.create(
         model="tiny",
         messages=[{"role": "user", "content": "the penstock"}],
         temperature=0,
-        max_tokens=asked["max_output_tokens"],
+        max_tokens=4,
         tools=[{"type": "function", "function": {**ADD["function"], "strict": True}}],
         tool_choice={"type": "function", "function": {"name": "add"}},
-        stop=how.get("extra_body", {}).get("stop"),
     ).choices[0]
-    assert message.message.tool_calls[0].function.arguments == written
-    assert message.finish_reason == ("length" if is_long else "stop")
+    answers = [reply.output[0], last.response.output[0], cut.message.tool_calls[0].function]
+    assert {*done, *(answer.arguments for answer in answers)} == {written}
+    assert cut.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"pattern": "(", "type": "string"}}}},
+         "text.format"),
+        ({"tools": [{**NOW, "parameters": {"type": "object", "properties": {"a": {"pattern": "("}}}}],
+          "tool_choice": "required"}, "tools"),
+    ],
+    ids=["format", "tools"],
+)  # fmt: skip
+def test_a_grammar_that_cannot_be_used_names_its_key(client, more, param):
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(**GREEDY, **more)
+    assert refused.value.param == param

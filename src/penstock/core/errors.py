@@ -2,7 +2,8 @@
 
 PenstockError                 exit code 1: the work failed
 ├── UsageError                exit code 2: the command or recipe is wrong; nothing was started
-│   └── ConfigError           a recipe key or value
+│   ├── ConfigError           a recipe key or value
+│   └── GrammarRefused        the grammar of an answer cannot be used
 ├── InputError                unreadable input text or files
 ├── CorpusError               missing, truncated or altered token shards
 │   ├── CorpusChanged         another corpus than the run was started with
@@ -52,6 +53,10 @@ class UsageError(PenstockError):
 
 class ConfigError(UsageError):
     """A recipe key or value is wrong."""
+
+
+class GrammarRefused(UsageError):
+    """The grammar of an answer cannot be used."""
 
 
 class InputError(PenstockError):

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.core import clock
-from penstock.core.errors import RunnerLost, UsageError, nearest
+from penstock.core.errors import GrammarRefused, RunnerLost, UsageError, nearest
 from penstock.devices.kernel_table import KernelTable
 from penstock.engine.model_runner.batch import StepBatch, batch_of
 from penstock.engine.model_runner.capacity import Capacity
@@ -144,7 +144,10 @@ class Engine:
         if request.grammar is not None:
             if self.grammars is None:
                 raise UsageError("Grammars need a tokenizer, and there is none", fix="Leave the grammar out.")
-            self.grammars.check(request)
+            try:
+                self.grammars.check(request)
+            except UsageError as error:
+                raise GrammarRefused(str(error)) from None
         vocab_size = self.vocab_size_of(request.adapter)
         for tokens in (request.prompt, *request.continuations):  # further ids may be of another adapter
             check_token_ids(tokens, vocab_size=vocab_size)

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from penstock.core.errors import UsageError
+from penstock.core.errors import GrammarRefused, UsageError
 from penstock.engine.request import Request
 from penstock.engine.sampling_params import Sampling
 from penstock.engine.text_processor import TextProcessor
-from penstock.serve.errors import ApiError, ending
+from penstock.serve.errors import ApiError, api_error_of, ending
 from penstock.serve.limits import ServerLimits
 from penstock.serve.metrics import Metrics
 from penstock.serve.output_stream import Bridge
@@ -94,13 +94,20 @@ class AppState:
     draining: bool = field(default=False)
     """True while the server shuts down: new requests are refused."""
 
-    def checked(self, request: Request) -> Request:
+    def checked(self, request: Request, *, grammar_key: str) -> Request:
         """Return a request that can be computed; may compile a grammar, so not for the event loop.
+
+        Args:
+            grammar_key: what asks for its grammar, for messages.
 
         Raises:
             UsageError: it can never be computed.
+            ApiError: its grammar cannot be used.
         """
-        self.bridge.engine.check(request)
+        try:
+            self.bridge.engine.check(request)
+        except GrammarRefused as error:
+            raise api_error_of(error, param=grammar_key) from None
         if request.sampling.num_logprobs is not None or request.num_prompt_logprobs is not None:
             self.served.of(request.adapter).names.learn()
         return request

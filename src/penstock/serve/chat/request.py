@@ -38,9 +38,10 @@ def chat_request(body: ChatRequest, use: ToolUse, service: AppState, *, client: 
         truncates=body.truncate_prompt_tokens is not None,
     )
     added = served.text_processor.tokenizer.added
+    wanted = wanted_form(body)
     grammar = grammar_of_answer(
         use,
-        wanted_form(body),
+        wanted,
         form=call_form(template),
         added=added,
         several=body.parallel_tool_calls is not False,
@@ -64,7 +65,8 @@ def chat_request(body: ChatRequest, use: ToolUse, service: AppState, *, client: 
         now_s=clock.monotonic(),
     )
     check_logprobs([made], is_streamed=body.wants_stream)
-    return service.checked(made)
+    has_calls = use.must_call or wanted.form is None
+    return service.checked(made, grammar_key="tools" if has_calls else wanted.key)
 
 
 def _check(body: ChatRequest) -> None:

@@ -125,7 +125,7 @@ def _max_tokens(body: CompletionRequest, limits: ServerLimits) -> int:
 
 
 def _requests(body: CompletionRequest, service: AppState, *, client: str) -> list[engine.Request]:
-    served, limits = service.served.of(body.model), service.limits
+    served, limits, wanted = service.served.of(body.model), service.limits, wanted_form(body)
     prompts = prompts_of(
         body.prompt,
         served,
@@ -138,7 +138,7 @@ def _requests(body: CompletionRequest, service: AppState, *, client: str) -> lis
         max_tokens=_max_tokens(body, limits),
         num_logprobs=body.logprobs,
         num_prompt_logprobs=body.logprobs if body.echo else None,
-        grammar=grammar_of(wanted_form(body)),
+        grammar=grammar_of(wanted),
     )
     if body.logprob_token_ids and body.logprobs is None:
         raise ApiError(400, "logprob_token_ids is given without logprobs.", param="logprob_token_ids")
@@ -149,7 +149,7 @@ def _requests(body: CompletionRequest, service: AppState, *, client: str) -> lis
         for prompt in prompts
     ]
     check_logprobs(made, is_streamed=body.wants_stream)
-    return [service.checked(one) for one in made]
+    return [service.checked(one, grammar_key=wanted.key) for one in made]
 
 
 async def _chunks(
