@@ -209,13 +209,14 @@ def test_a_call_that_is_cut_is_the_same_streamed_and_whole_and_as_in_a_chat(clie
     assert cut.finish_reason == "length"
 
 
+UNUSABLE = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [
-        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"pattern": "(", "type": "string"}}}},
-         "text.format"),
-        ({"tools": [{**NOW, "parameters": {"type": "object", "properties": {"a": {"pattern": "("}}}}],
-          "tool_choice": "required"}, "tools"),
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": UNUSABLE}}}, "text"),
+        ({"tools": [{**NOW, "parameters": UNUSABLE}], "tool_choice": "required"}, "tools"),
     ],
     ids=["format", "tools"],
 )  # fmt: skip

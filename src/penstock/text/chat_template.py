@@ -192,16 +192,16 @@ def reasoning_of(message: Mapping[str, object]) -> str | None:
     >>> reasoning_of({"reasoning_content": "", "reasoning": "Why."})
     'Why.'
     """
-    given: dict[str, Any] = {k: message[k] for k in REASONING_KEYS if message.get(k) is not None}  # Any: JSON
-    for value in given.values():
-        if not isinstance(value, str):
-            raise UsageError(
-                "A message has reasoning that is not text",
-                got=str(value)[:80],
-                fix="Write it as one text, or leave it out.",
-            )
-    filled = {key: value for key, value in given.items() if value.strip()}
-    first = next(iter((filled or given).values()), None)
+    given = {key: message[key] for key in REASONING_KEYS if message.get(key) or message.get(key) == ""}
+    if wrong := [value for value in given.values() if not isinstance(value, str)]:
+        raise UsageError(
+            "A message has reasoning that is not text",
+            got=str(wrong[0])[:80],
+            fix="Write it as one text, or leave it out.",
+        )
+    texts = {key: str(value) for key, value in given.items()}
+    filled = {key: text for key, text in texts.items() if text.strip()}
+    first = next(iter((filled or texts).values()), None)
     if any(value != first for value in filled.values()):
         raise UsageError(
             f"A message has different reasoning under {' and '.join(filled)}",
