@@ -7,7 +7,7 @@ from penstock.core.errors import GrammarRefused, UsageError
 from penstock.engine.request import Request
 from penstock.engine.sampling_params import Sampling
 from penstock.engine.text_processor import TextProcessor
-from penstock.serve.errors import ApiError, api_error_of, ending
+from penstock.serve.errors import ApiError, api_error_of, ending, named_key
 from penstock.serve.limits import ServerLimits
 from penstock.serve.metrics import Metrics
 from penstock.serve.output_stream import Bridge
@@ -107,7 +107,7 @@ class AppState:
         try:
             self.bridge.engine.check(request)
         except GrammarRefused as error:
-            raise api_error_of(error, param=grammar_key) from None
+            raise api_error_of(error, param=named_key(error, ["min_tokens"]) or grammar_key) from None
         if request.sampling.num_logprobs is not None or request.num_prompt_logprobs is not None:
             self.served.of(request.adapter).names.learn()
         return request
