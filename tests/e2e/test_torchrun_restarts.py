@@ -1,6 +1,6 @@
 """Ranks that torchrun restarts after kills: they meet, and the run is the one that was never killed.
 
-check_torchrun_restarts.py does the same to longer runs, with other stores and two agents.
+check_torchrun_restarts.py kills longer runs more often, in either order, with other stores and two agents.
 """
 
 import json
@@ -52,7 +52,7 @@ def await_step(run, step, agents):
     while not ((run / "metrics.jsonl").is_file() and step in losses_of(run)):
         assert all(agent.poll() is None for agent in agents), [a.communicate()[1] for a in agents]
         assert time.monotonic() < deadline, f"step {step} was not reached"
-        time.sleep(0.01)
+        time.sleep(0.05)
 
 
 def kill_in_turn(first, second, *, skew_s):
@@ -104,9 +104,9 @@ def assert_each_sample_once(run, *, steps, starts):
 
 def test_a_run_whose_ranks_are_killed_under_torchrun_goes_on_exactly(recipe, tmp_path):
     run, static_store = tmp_path / "run", ["--nproc-per-node", "2"]
-    kill_and_restart(recipe, run, [static_store], kills=[(14, 0, 2.0), (27, 1, 1.0)], steps=36)
-    assert losses_of(run) == unharmed(recipe, tmp_path / "unharmed", steps=36), "every digit of every step"
-    assert_each_sample_once(run, steps=36, starts=3)
+    kill_and_restart(recipe, run, [static_store], kills=[(14, 0, 2.0)], steps=24)
+    assert losses_of(run) == unharmed(recipe, tmp_path / "unharmed", steps=24), "every digit of every step"
+    assert_each_sample_once(run, steps=24, starts=2)
 
 
 def train_as_rank(recipe, rank, **variables):

@@ -117,7 +117,6 @@ def alone(corpora, start, tmp_path_factory):
     ("kind", "method", "ranks", "options"),
     [
         ("dpo", "full", 1, {"rows": 4}),
-        ("dpo", "full", 4, {}),
         ("dpo", "lora", 4, {"context": 2, "tensor": 2, "rows": 4}),
         ("dpo", "full", 2, {"pipeline": 2, "rows": 3}),
         ("simpo", "full", 2, {"rows": 3}),

@@ -169,9 +169,17 @@ def larger_corpus(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", ["llama", "tied"])
 @pytest.mark.parametrize(
-    ("ranks", "layout"), [(1, {}), (3, {}), (4, {"tensor": 2}), (2, {"pipeline": 2})], ids=str
+    ("ranks", "layout", "name"),
+    [
+        (1, {}, "tied"),
+        (3, {}, "llama"),
+        (4, {"tensor": 2}, "llama"),
+        (4, {"tensor": 2}, "tied"),
+        (2, {"pipeline": 2}, "llama"),
+        (2, {"pipeline": 2}, "tied"),
+    ],
+    ids=str,
 )
 def test_new_tokens_get_the_mean_of_the_old_rows(larger_corpus, folders, tmp_path, name, ranks, layout):
     rows = {"rows": 2} if "pipeline" in layout else {}

@@ -86,7 +86,7 @@ def one_process(corpus, tmp_path_factory):
         return losses_of(recipe_of(corpus, tmp_path_factory.mktemp("one")), world)
 
 
-@pytest.mark.parametrize(("ranks", "rows"), [(2, None), (2, 2), (4, None), (4, 1)])
+@pytest.mark.parametrize(("ranks", "rows"), [(2, 2), (4, None)])
 def test_sharded_losses_equal_those_of_one_process(corpus, tmp_path, one_process, ranks, rows):
     """1e-5 over 20 steps in float32: sums of float32 in another order, and nothing else."""
     recipe = recipe_of(corpus, tmp_path, micro_batch_size=rows)

@@ -1,6 +1,7 @@
 """A file of a bucket that is missing, renamed or emptied is never passed over, in any format.
 
-Each way to lose a file loses one; of local folders tests/unit/data/test_missing_files.py loses every file.
+A file is lost in each way from each folder with several shards, and in one way from the others; of local
+folders tests/unit/data/test_missing_files.py loses every file in each way.
 """
 
 from collections.abc import Iterator
@@ -9,13 +10,20 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
+from tests.format_examples import EXAMPLES
 from tests.integration.remote.setting import bucket_store, upload
 from tests.missing_files import FOLDERS, Folder, documents_of, files_of, served
 
+HOWS = ("deleted", "renamed", "emptied")
+CASES = [
+    pytest.param(number, how, id=f"{folder.name}-{how}")
+    for number, folder in enumerate(FOLDERS)
+    for how in (HOWS if number >= len(EXAMPLES) else (HOWS[number % len(HOWS)],))
+]
+
 
 @pytest.mark.usefixtures("s3")
-@pytest.mark.parametrize("how", ["deleted", "renamed", "emptied"])
-@pytest.mark.parametrize("number", [pytest.param(n, id=folder.name) for n, folder in enumerate(FOLDERS)])
+@pytest.mark.parametrize(("number", "how"), CASES)
 def test_a_bucket_without_one_of_its_files_is_refused_by_name(
     number: int, how: str, s3_process: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
