@@ -86,12 +86,17 @@ def events_of(run):
 
 
 def wait_until(is_so, what, *, patience_s=PATIENCE_S, alive=lambda: True):
-    """Wait until something is so; fails if it does not become so, or if what should run has ended."""
+    """Wait until something is so; fails if it does not become so, or if what should run has ended.
+
+    Looking takes a fifth of a core at most: what is read may be long.
+    """
     end = time.monotonic() + patience_s
+    began = time.thread_time()
     while not (found := is_so()):
         assert alive(), f"{what}: the job has ended"
         assert time.monotonic() < end, f"{what} did not happen in {patience_s:g} s"
-        time.sleep(0.05)
+        time.sleep(max(0.05, 4 * (time.thread_time() - began)))
+        began = time.thread_time()
     return found
 
 
