@@ -29,12 +29,23 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("outer", RULES.values(), ids=RULES.keys())
-def test_islands_train_as_a_plain_loop_does(corpus, tmp_path, outer):
+@pytest.fixture(scope="module")
+def by_rule(corpus, tmp_path_factory):
+    """What each rule trains in a plain loop, and on two ranks; all rules in the same processes."""
+    folder = tmp_path_factory.mktemp("rules")
+    recipes = {name: recipe_of(corpus, folder / name, outer=outer) for name, outer in RULES.items()}
+    (plain,) = on_ranks(
+        lambda world: {n: PlainIslands(r, world, islands=2).train() for n, r in recipes.items()}, ranks=1
+    )
+    of_ranks = on_ranks(lambda world: {n: trained(r, world) for n, r in recipes.items()}, ranks=2)
+    return {name: (plain[name], [found[name] for found in of_ranks]) for name in RULES}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_islands_train_as_a_plain_loop_does(by_rule, rule):
     """1e-5 over 12 steps of AdamW: sums of float32 in another order."""
-    recipe = recipe_of(corpus, tmp_path, outer=outer)
-    ((losses, weights),) = on_ranks(lambda world: PlainIslands(recipe, world, islands=2).train(), ranks=1)
-    for records, shown, _ in on_ranks(lambda world: trained(recipe, world), ranks=2):
+    (losses, weights), of_ranks = by_rule[rule]
+    for records, shown, _ in of_ranks:
         assert losses_of(records) == pytest.approx(losses, abs=1e-5)
         for name, weight in shown.items():
             torch.testing.assert_close(weight, weights[name], rtol=0, atol=1e-5, msg=name)
@@ -53,15 +64,24 @@ def test_islands_of_two_shards_train_as_a_plain_loop_over_their_rows_does(corpus
             torch.testing.assert_close(weight, weights[name], rtol=0, atol=2e-5, msg=name)
 
 
+OF_TWO = {"every": 3, "fragments": 2, "overlap": 1}
+
+
+@pytest.fixture(scope="module")
+def islands_of_one(corpus, tmp_path_factory):
+    """Records and weights of islands of one rank each."""
+    recipe = recipe_of(corpus, tmp_path_factory.mktemp("one"), outer=OF_TWO)
+    (records, weights, _), _ = on_ranks(lambda world: trained(recipe, world), ranks=2)
+    return records, weights
+
+
 @pytest.mark.parametrize("axis", ["tensor", "context", "pipeline"])
-def test_islands_of_two_ranks_train_as_islands_of_one(corpus, tmp_path, axis):
+def test_islands_of_two_ranks_train_as_islands_of_one(corpus, tmp_path, islands_of_one, axis):
     """An island's model is spread over its ranks; 2e-5: sums of float32 in yet another order."""
-    outer = {"every": 3, "fragments": 2, "overlap": 1}
     data = {"micro_batch_size": 2} if axis == "pipeline" else {}
-    one = recipe_of(corpus, tmp_path / "one", outer=outer)
-    two = recipe_of(corpus, tmp_path / "two", outer=outer, parallel={"shard": 1, axis: 2})
+    two = recipe_of(corpus, tmp_path / "two", outer=OF_TWO, parallel={"shard": 1, axis: 2})
     two = dataclasses.replace(two, data=dataclasses.replace(two.data, **data))
-    (records, weights, _), _ = on_ranks(lambda world: trained(one, world), ranks=2)
+    records, weights = islands_of_one
     for found, shown, _ in on_ranks(lambda world: trained(two, world), ranks=4):
         assert losses_of(found) == pytest.approx(losses_of(records), abs=2e-5)
         assert [r["grad_norm"] for r in found] == pytest.approx([r["grad_norm"] for r in records], rel=1e-4)

@@ -29,8 +29,8 @@ STREAMING = {"every": 6, "fragments": 2, "overlap": 3, "mixing": 0.5, "bits": 8}
 def test_a_run_stopped_between_two_meetings_resumes_to_the_same_bits(corpus, tmp_path, stop_at):
     whole_run = recipe_of(corpus, tmp_path / "whole", outer=STREAMING)
     cut = recipe_of(corpus, tmp_path / "cut", outer=STREAMING)
-    expected = on_ranks(lambda world: trained(whole_run, world), ranks=2)
-    first = on_ranks(lambda world: trained(cut, world, stop_at=stop_at), ranks=2)
+    begun = on_ranks(lambda world: (trained(whole_run, world), trained(cut, world, stop_at=stop_at)), ranks=2)
+    expected, first = zip(*begun, strict=True)
     rest = on_ranks(lambda world: trained(cut, world), ranks=2)
     assert any(not torch.equal(first[0][2][name], first[1][2][name]) for name in first[0][2]), (
         "islands differ"

@@ -102,21 +102,38 @@ def trained(recipe, world, *, with_fsdp):
     return steps, {name: detached_local(tensor).clone() for name, tensor in state.tensors().items()}
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_losses_and_weights_are_those_of_fsdp_to_the_bit(way, corpus, base, tmp_path):
-    """In bfloat16, but where it says float32."""
-    settings = dict(WAYS[way])
-    ranks, start = settings.pop("ranks", 1), base if settings.pop("starts", False) else ""
+@pytest.fixture(scope="module")
+def found(corpus, base, tmp_path_factory):
+    """What each way trains with FSDP and without, by rank; ways of as many ranks in the same processes."""
+    folder, found = tmp_path_factory.mktemp("ways"), {}
 
-    def both(world):
+    def both(way, world):
+        settings = {name: of for name, of in WAYS[way].items() if name not in ("ranks", "starts")}
+        start = base if "starts" in WAYS[way] else ""
+        torch.compiler.reset()
         return [
             trained(
-                recipe_of(corpus, tmp_path / str(fsdp), start_from=start, **settings), world, with_fsdp=fsdp
+                recipe_of(corpus, folder / f"{way}-{fsdp}", start_from=start, **settings),
+                world,
+                with_fsdp=fsdp,
             )
             for fsdp in (True, False)
         ]
 
-    for (their_steps, theirs), (our_steps, ours) in on_ranks(both, ranks=ranks):
+    for ranks in (1, 2):
+        ways = [way for way in WAYS if WAYS[way].get("ranks", 1) == ranks]
+        for of_rank in on_ranks(
+            lambda world, ways=ways: {way: both(way, world) for way in ways}, ranks=ranks
+        ):
+            for way in ways:
+                found.setdefault(way, []).append(of_rank[way])
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_losses_and_weights_are_those_of_fsdp_to_the_bit(way, found):
+    """In bfloat16, but where it says float32."""
+    for (their_steps, theirs), (our_steps, ours) in found[way]:
         assert our_steps == their_steps
         assert ours.keys() == theirs.keys()
         different = [name for name in theirs if not torch.equal(ours[name], theirs[name])]
