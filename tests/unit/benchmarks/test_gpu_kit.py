@@ -335,13 +335,20 @@ def test_a_test_that_ends_hangs_or_cannot_begin_costs_itself_alone(tmp_path):
 
 
 SABOTAGED = """
-import sys, torch
-from gpu_parts import {part} as module
-{fault}
-sys.argv = ["{part}.py", "--device", "cpu", "--size", "tiny", "--out", sys.argv[1],
-            *(word for case in {cases!r} for word in ("--case", case + ":100"))]
-module.main()
+import importlib, json, os, sys
+for part, fault, cases, out in json.loads(sys.argv[1]):
+    module = importlib.import_module(f"gpu_parts.{part}")
+    if not (child := os.fork()):
+        exec(fault)
+        sys.argv = [f"{part}.py", "--device", "cpu", "--size", "tiny", "--out", out,
+                    *(word for case in cases for word in ("--case", case + ":100"))]
+        module.main()
+        sys.exit()
+    if os.waitpid(child, 0)[1]:
+        sys.exit(f"{part} ended badly")
 """
+"""Runs parts with faults, each in a process of its own; their imports are paid for once."""
+CRASH = "def crash(*_, **__): raise ZeroDivisionError('on purpose')\n"
 FAULTS = {
     "training": ("module.Training.report", ["train-1b-eager", "checkpoint-1b"]),
     "tuning": ("module.Tuning.eight_b", ["tune-8b", "tune-8b-int4"]),
@@ -349,46 +356,48 @@ FAULTS = {
     "kernels": ("module.Kernels.loss", ["loss", "draws"]),
     "planner": ("module.Planner.rows", ["plan"]),
 }
+CANARY = """
+def crash(self, *_, **__):
+    self.part.measured('fine', 1.0, 's')
+    raise ValueError('on purpose')
+module.Training.ratio = crash
+"""
 
 
-@pytest.mark.parametrize("part", FAULTS)
-def test_a_deliberate_crash_in_a_part_is_a_failed_row_and_the_later_cases_run(part, tmp_path):
-    where, cases = FAULTS[part]
-    fault = f"def crash(*_, **__): raise ZeroDivisionError('on purpose')\n{where} = crash"
+@pytest.fixture(scope="module")
+def sabotaged(tmp_path_factory):
+    """What parts file of which something raises: by their names, and by "canary"."""
+    folder = tmp_path_factory.mktemp("sabotaged")
+    works = [
+        (part, f"{CRASH}{where} = crash", cases, str(folder / part))
+        for part, (where, cases) in FAULTS.items()
+    ]
+    works.append(("training", CANARY, ["training-canary"], str(folder / "canary")))
     done = subprocess.run(
-        [sys.executable, "-c", SABOTAGED.format(part=part, fault=fault, cases=cases), tmp_path / "rows.json"],
+        [sys.executable, "-c", SABOTAGED, json.dumps(works)],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=800,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (BENCHMARKS, BENCHMARKS.parent / "src")))},
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "rows.json").read_text())
+    return {path.name: json.loads(path.read_text()) for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", FAULTS)
+def test_a_deliberate_crash_in_a_part_is_a_failed_row_and_the_later_cases_run(part, sabotaged):
+    found, (_, cases) = sabotaged[part], FAULTS[part]
     failed = [row for row in found["rows"] if row["status"] == "failed"]
     assert failed
     assert all("ZeroDivisionError: on purpose" in row["why"] and row["case"] == cases[0] for row in failed)
     assert {name: case["ended"] for name, case in found["cases"].items()} == dict.fromkeys(cases, "done")
 
 
-def test_a_canary_files_what_breaks_in_tiny_shapes_and_nothing_else(tmp_path):
-    code = SABOTAGED.format(
-        part="training",
-        fault="from pathlib import Path\n"
-        "def crash(self, *_, **__): self.part.measured('fine', 1.0, 's'); raise ValueError('on purpose')\n"
-        "module.Training.ratio = crash",
-        cases=["training-canary"],
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "rows.json"],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (BENCHMARKS, BENCHMARKS.parent / "src")))},
-    )
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+@pytest.mark.timeout(900)
+def test_a_canary_files_what_breaks_in_tiny_shapes_and_nothing_else(sabotaged):
+    rows = sabotaged["canary"]["rows"]
     assert [row["status"] for row in rows] == ["failed"]
     assert "on purpose" in rows[0]["why"]
 
