@@ -287,6 +287,8 @@ def test_two_runs_are_compared_on_a_page_that_a_browser_runs(run, compared, brow
         check_is_usable(shown)
         shown.get_by_role("link", name="other/run").click()
         expect(shown.locator("#grad-norm canvas")).to_be_visible()
+        shown.get_by_role("link", name="Ranks").click()
+        expect(shown.get_by_text("This file leaves out own_s, data_wait_s")).to_be_visible()
         shown.get_by_role("link", name="Compare").click()
         expect(shown.get_by_role("region", name="All of them at step 24")).to_contain_text("Loss")
 

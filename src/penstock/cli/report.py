@@ -37,7 +37,7 @@ from penstock.core.toml import listed_names
 from penstock.core.units import plural
 from penstock.data.corpus.open import open_corpus
 from penstock.data.tools.describe import unigram_entropy
-from penstock.obs.metric_names import METRICS_FILE, RANK_METRICS, RECIPE_FILE
+from penstock.obs.metric_names import METRICS_FILE, RANK_METRICS, RANKS_FILE, RECIPE_FILE
 from penstock.obs.report import MOST_RUNS, ReportedRun, ranks_of, render
 from penstock.obs.run_data.columns import RunColumns, RunData
 from penstock.obs.run_data.discover import FoundRun, files_of
@@ -138,13 +138,11 @@ def _config(run: RunFiles) -> Config:
             f"{run.location} is not a folder", fix="Give the folder of a run (run.dir of its recipe)."
         )
     for name in (METRICS_FILE, RECIPE_FILE):
-        try:
-            run.stamp(name)
-        except OSError:
+        if not _has(run, name):
             raise UsageError(
                 f"{run.location} holds no {name}",
                 fix="Give the folder of a run; `penstock train` writes one.",
-            ) from None
+            )
     with run.open(RECIPE_FILE) as file:
         return parse_json(file.read(run.stamp(RECIPE_FILE).size), name=f"{run.location}/{RECIPE_FILE}")
 
@@ -173,8 +171,10 @@ def _reported(name: str, files: RunFiles, recipe: Config, *, has_ranks: bool) ->
         columns.update()
         return columns
 
-    # Stores bill what is read, and a comparison shows no ranks.
-    ranks, left_out = ranks_of(opened, has_others=not files.is_stored) if has_ranks else ({}, [*RANK_METRICS])
+    if has_ranks:
+        ranks, left_out = ranks_of(opened, has_others=not files.is_stored)  # stores bill what is read
+    else:
+        ranks, left_out = {}, [*RANK_METRICS] if _has(files, RANKS_FILE) else []
     return ReportedRun(
         found=found,
         row={**rows.row(found), "ranks": next((start.ranks for start in reversed(starts_of(data))), None)},
@@ -185,6 +185,14 @@ def _reported(name: str, files: RunFiles, recipe: Config, *, has_ranks: bool) ->
         ranks_left_out=left_out,
         hangs=RecentHangs().read(files, data.starts),
     )
+
+
+def _has(files: RunFiles, name: str) -> bool:
+    try:
+        files.stamp(name)
+    except OSError:
+        return False
+    return True
 
 
 def _data(run: RunFiles) -> RunData:

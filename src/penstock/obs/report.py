@@ -133,7 +133,7 @@ def ranks_of(
             left_out.append(metric)
         elif table.steps:
             tables[metric] = table
-    return tables, left_out
+    return tables, left_out if tables else []
 
 
 def embedded(value: Any) -> str:  # Any: JSON

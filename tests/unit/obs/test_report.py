@@ -5,12 +5,13 @@ import hashlib
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from penstock.obs import report
-from penstock.obs.report import render
+from penstock.obs.report import ranks_of, render
 from penstock.obs.run_data.rank_columns import RankPlaces, RankTable
 from tests.run_records import reported
 from tests.unit.obs.html_elements import Elements, curve, inlined
@@ -155,6 +156,11 @@ def test_of_very_many_names_those_of_the_newest_starts_are_kept(monkeypatch):
     assert found["names"] == ["cc1", "cc2", ""]
     assert found["tables"]["own_s"]["starts"] == [[2, 0]], "no older step gets these hosts"
     assert "newest 1 of 3 starts" in found["note"]
+
+
+def test_a_run_of_one_rank_is_not_said_to_lack_metrics_of_ranks():
+    nothing = SimpleNamespace(table=lambda **_: RankTable())
+    assert ranks_of(lambda _: nothing, has_others=False) == ({}, [])
 
 
 def test_drawing_a_page_imports_no_torch():
