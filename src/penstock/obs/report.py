@@ -18,6 +18,7 @@ from functools import cache
 from heapq import nlargest
 from html import escape
 from importlib.resources import files
+from itertools import product
 from string import Template
 from typing import Any
 
@@ -205,11 +206,9 @@ def _curves(run: ReportedRun, charts: Sequence[Sequence[str]], kept_steps: Seque
 def _ends(run: ReportedRun, others: Sequence[ReportedRun]) -> list[float]:
     """Return the steps of a run at which others end: at the same step, tokens, time or money."""
     steps, found = run.data.column("step"), []
-    for other in others:
-        for axis in AXES:
-            own, its = (axis_of(one.data, axis, price=one.price) for one in (run, other))
-            before = int(np.searchsorted(own, its[-1] * (1 + 1e-9), side="right")) - 1 if len(its) else -1
-            found += [float(steps[before])] if before >= 0 else []
+    for other, axis in product(others, AXES):
+        own, its = (axis_of(one.data, axis, price=one.price) for one in (run, other))
+        found.append(float(steps[np.searchsorted(own, its[-1] * (1 + 1e-9), side="right") - 1]))
     return found
 
 
@@ -286,12 +285,7 @@ def _text(run: Reply) -> str:
     """Return the summary of a run as text, for a reader without scripts."""
     summary = run["summary"]
     lines = [run["name"], *filter(None, (summary["ended"], summary["about"]))]
-    lines += [
-        " ".join(
-            filter(None, (f"{each['title']}: {each['value']}", f"({each['note']})" if each["note"] else ""))
-        )
-        for each in summary["figures"]
-    ]
+    lines += [f"{each['title']}: {each['value']}  {each['note']}".rstrip() for each in summary["figures"]]
     for table in summary["tables"]:
         lines += ["", table["title"], *("  ".join(row) for row in (table["head"], *table["rows"]))]
     return "\n".join(lines)
