@@ -225,3 +225,20 @@ def test_a_heat_map_says_how_many_records_share_a_column_and_its_means_are_of_re
     )
     page.locator(".ranks canvas[aria-label]").press("ArrowDown")
     expect(page.locator(".readout")).to_contain_text("rank 1, step")
+
+
+def test_smoothed_lines_and_stacks_are_drawn_from_the_means_of_all_records(page):
+    drawn = page.evaluate(
+        """async () => {
+          const { Chart } = await import("./charts/charts.js"), x = [...Array(100).keys()];
+          const layer = { name: "a", color: 0, x, y: x.map((i) => (i % 2 ? 9 : -9)), means: x.map(() => 1) };
+          const data = (style, layers) => new Chart(document.body, {
+            title: style, smoothing: 9, layers: layers.map((one) => ({ ...one, style })),
+          }).uplot.data.slice(1).map(([first, second]) => [first, second]);
+          const whole = { ...layer, means: undefined, y: x };  // no record is left out
+          return [data("line", [layer]), data("area", [layer, layer]), data("line", [whole])];
+        }"""
+    )
+    assert drawn[0] == [[-9, 9], [1, 1]], "the points, and their smoothed means"
+    assert drawn[1] == [[1, 1], [2, 2]]
+    assert drawn[2][0] == [0, 1]
