@@ -199,7 +199,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(recipe, tmp_path):
         subprocess.run(["mount", "-o", "remount,size=9m", disk], check=True)
         done = penstock("train", recipe, "--processes", 2, *settings)
         assert done.returncode == 0, done.stderr
-        assert f"resumed step={int(kept[-1][5:])}" in done.stderr
+        assert f"Resumed after step {int(kept[-1][5:])}" in done.stderr
     finally:
         subprocess.run(["umount", disk], check=True)
 

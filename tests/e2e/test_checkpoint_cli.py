@@ -27,7 +27,7 @@ def test_a_training_run_is_listed_verified_and_exported_at_any_step(recipe, tmp_
     with Command(*words, stderr=subprocess.PIPE, text=True) as job:
         try:
             for line in job.stderr:
-                if "checkpoint step=10 " in line:
+                if "Saved step 10 " in line:
                     break
             exported, _, _ = said("export", run, "--step", 5, "--out", tmp_path / "exported")
             verified, sound, _ = said("checkpoint", "verify", run, "--step", 10)

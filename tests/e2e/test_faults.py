@@ -81,5 +81,5 @@ def test_a_save_that_comes_too_late_for_the_scheduler_is_given_up(words, tmp_pat
     code, said = interrupted(in_no_time, run, lambda process: process.terminate(), ranks=2)
     assert code == 75, said
     assert "not saved within 0.001 s of the request to stop" in said
-    assert "stopped on request" not in said
+    assert "Stopped on request" not in said
     resumes(words, run)

@@ -198,7 +198,7 @@ def test_a_run_whose_reconciliation_fails_holds_up_no_other(server, operator, st
 
         patch.setattr(Reconciler, "reconcile", reconcile)
         reconcile_all(operator.cluster, plan_of, threading.Event())
-    assert "run=aaa" in caplog.text
+    assert "run aaa" in caplog.text
     assert server.get("JobSet", "zzz", api=JOBSET)
     for name in ("aaa", "zzz"):
         server.delete("TrainingRun", name, api=API)

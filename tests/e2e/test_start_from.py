@@ -84,7 +84,7 @@ def test_a_model_is_trained_on_killed_resumed_and_exported(model, text, tmp_path
 
     done = penstock("train", recipe, *every, "--processes", 2)
     assert done.returncode == 0, done.stderr
-    assert "resumed step=" in done.stderr
+    assert "Resumed after step " in done.stderr
     run = tmp_path / "run"
     assert (run / "chat_template.jinja").read_text() == TEMPLATE
     assert load_json(run / "config.json")["run"]["start_from"] == str(model)
@@ -117,7 +117,7 @@ def test_a_model_is_trained_on_killed_resumed_and_exported(model, text, tmp_path
     (run / "checkpoints" / "step-00000040").rename(tmp_path / "removed")  # as a run does that goes on
     done = penstock("train", second, "--set", f"run.dir={tmp_path / 'second'}", "--set", "run.steps=3")
     assert done.returncode == 0, done.stderr
-    assert "resumed step=2" in done.stderr
+    assert "Resumed after step 2" in done.stderr
 
 
 def test_added_tokens_grow_the_vocabulary_and_are_told(model, text, tmp_path):

@@ -74,7 +74,7 @@ def test_a_run_on_text_begins_at_once_and_a_killed_one_resumes_exactly(words, tm
     done = penstock(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     # Or from a later one, where the kill came late.
-    assert re.search(r"resumed step=[123]0 ", done.stderr), done.stderr
+    assert re.search(r"Resumed after step [123]0, ", done.stderr), done.stderr
     until(lambda: not preparers(tmp_path))
     assert load_manifest(cache_of(tmp_path)).streamed_parts == 0, "its preparer ended with it"
 

@@ -160,10 +160,10 @@ def test_a_finished_run_says_so_and_can_be_extended(recipe):
     assert penstock("train", recipe, "--set", "run.steps=10").returncode == 0
     again = penstock("train", recipe, "--set", "run.steps=10")
     assert again.returncode == 0
-    assert "finished steps=10" in again.stderr
+    assert "Finished: 10 steps are done" in again.stderr
     longer = penstock("train", recipe, "--set", "run.steps=12")
     assert longer.returncode == 0
-    assert "resumed step=10" in longer.stderr
+    assert "Resumed after step 10" in longer.stderr
 
 
 def test_an_edited_recipe_takes_effect_at_a_resume_and_leaves_an_event(recipe, tmp_path):

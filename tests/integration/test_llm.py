@@ -279,7 +279,7 @@ def test_an_adapter_that_lacks_rows_of_tokens_in_its_template_is_named_in_the_lo
         said = f"adapter a has no rows for tokens that its chat template writes ({written}), so its chats"
         assert (said in caplog.text) == ("rows" in caplog.text) == is_said
     with LLM(folder, replace(CONFIG, adapters={"from the start": where})) as other:
-        assert "adapter from the start has no rows" in caplog.text
+        assert "Adapter from the start has no rows" in caplog.text
         with pytest.raises(UsageError, match="outside the model's vocabulary"):
             other.chat([{"role": "user", "content": "the"}], replace(TEN, adapter="from the start"))
 

@@ -92,13 +92,17 @@ def test_a_run_that_ended_early_is_finished_until_it_is_given_more_patience(
     with caplog.at_level("INFO", "penstock"):
         assert run_module.run(config, StopFlag())
         assert run_module.run(config, StopFlag())
-    ends = [r for r in caplog.records if r.message.startswith("finished early step=9 best_step=3")]
+    ends = [
+        r
+        for r in caplog.records
+        if r.message.startswith("Finished early, after step 9: the held-out loss was best after step 3")
+    ]
     assert len(ends) == 2
-    assert "step-00000003" in ends[0].told
+    assert "step-00000003" in caplog.text
     patient = replace(config, validate=replace(config.validate, stop_after=3))
     with caplog.at_level("INFO", "penstock"):
         assert run_module.run(patient, StopFlag())
-    assert "finished early step=12 best_step=3" in caplog.text
+    assert "Finished early, after step 12: the held-out loss was best after step 3" in caplog.text
 
 
 def test_validations_without_a_number_count_through_a_resume():

@@ -12,6 +12,7 @@ from penstock.checkpoint.stored_head import differs_from_embedding
 from penstock.checkpoint.weight_files import INDEX, no_weights, read_header, weight_files
 from penstock.core.config import load_json
 from penstock.core.errors import ConfigError, ModelError
+from penstock.core.log import Event
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.hugging_face import config_of
 
@@ -67,13 +68,25 @@ def read_config(folder: Path, *, ignored_keys: Collection[str] = ()) -> LlamaCon
 
 @cache  # once for each folder, however often it is read
 def _warn_of_ignored(path: Path, key: str) -> None:
-    log.warning("%s: the key %s is ignored; if the model needs it, its results are wrong", path, key)
+    log.warning(
+        Event(
+            "key_ignored",
+            "{path}: the key {key} is ignored; if the model needs it, its results are wrong",
+            path=path,
+            key=key,
+        )
+    )
 
 
 @cache
 def _warn_of_head(path: Path) -> None:
     log.warning(
-        "%s ties the output matrix to the embedding, but another lm_head.weight is stored: it is used", path
+        Event(
+            "head_differs",
+            "{path} ties the output matrix to the embedding, but another lm_head.weight is "
+            "stored: it is used",
+            path=path,
+        )
     )
 
 

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from penstock.checkpoint.find import SavedCheckpoint
 from penstock.core.errors import CheckpointDamaged, CheckpointError, PenstockError
+from penstock.core.log import Event
 from penstock.parallel.mesh import gather_values
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def resume(
         if not isinstance(failure, CheckpointDamaged) or saved is candidates[0]:
             raise failure
         if dist.get_rank() == 0:
-            log.warning("%s", failure)
+            log.warning(Event("checkpoint_damaged", "{failure}", failure=failure))
         bad.append(saved)
     return None
 
@@ -62,9 +63,23 @@ def agreed(work: Callable[[], None]) -> PenstockError | None:
 def _set_aside(bad: Sequence[SavedCheckpoint], *, instead: SavedCheckpoint) -> None:
     if dist.get_rank() != 0:
         return
-    log.warning("resuming from %s instead; set aside: %s", instead, ", ".join(saved.name for saved in bad))
+    log.warning(
+        Event(
+            "checkpoints_set_aside",
+            "Resuming from {path} instead; set aside: {damaged}",
+            path=instead,
+            damaged=", ".join(saved.name for saved in bad),
+        )
+    )
     for saved in bad:
         try:
             saved.place.set_aside(saved.name)
         except (OSError, PenstockError) as error:
-            log.warning("%s cannot be set aside, remove it: %s", saved, error)
+            log.warning(
+                Event(
+                    "checkpoint_left",
+                    "{path} cannot be set aside, remove it: {error}",
+                    path=saved,
+                    error=error,
+                )
+            )

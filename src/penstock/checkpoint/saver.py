@@ -41,7 +41,7 @@ from penstock.checkpoint.write_plan import Held, holders, share_of
 from penstock.core import clock
 from penstock.core.boxes import Box
 from penstock.core.errors import CheckpointError, PeerLost, PenstockError
-from penstock.core.units import mib
+from penstock.core.log import Event
 from penstock.devices import accelerator
 from penstock.parallel.mesh import gather_values
 
@@ -133,7 +133,11 @@ class Saver:
                 for name in self._place.leftovers():
                     self._place.remove(name)
             except (OSError, PenstockError) as error:
-                log.warning("leftovers of a killed save cannot be removed: %s", error)
+                log.warning(
+                    Event(
+                        "leftovers_left", "Leftovers of a killed save cannot be removed: {error}", error=error
+                    )
+                )
         dist.barrier(self._group)
         return self
 
@@ -259,12 +263,14 @@ class Saver:
             size = sum(said_by.file.num_bytes for said_by in said if isinstance(said_by, Written))
             took, url = clock.monotonic() - began, self._place.url_of(name_of(meta.step))
             log.info(
-                "checkpoint step=%d size=%s write_s=%.1f path=%s",
-                meta.step,
-                mib(size).replace(" ", ""),
-                took,
-                url,
-                extra={"told": f"Saved step {meta.step:,} in {took:.1f} s ({mib(size)}): {url}"},
+                Event(
+                    "saved",
+                    "Saved step {step:,} in {write_s:.1f} s ({size_bytes:bytes}): {path}",
+                    step=meta.step,
+                    write_s=took,
+                    size_bytes=size,
+                    path=url,
+                )
             )
 
     def _write(
@@ -282,7 +288,7 @@ class Saver:
             file = f"rank-{dist.get_rank():05d}.safetensors"
             self._place.write(name, file, [memoryview(header), data])
         except Exception as error:  # any error must reach the other ranks
-            log.debug("a save failed", exc_info=True)
+            log.debug(Event("save_failed", "A save failed"), exc_info=True)
             return SaveFailure(_reason(error))
         entry = FileEntry(
             num_bytes=len(header) + len(data), header_bytes=len(header), header_crc32=zlib.crc32(header)
@@ -302,7 +308,7 @@ class Saver:
             index = index_of(meta, [each for each in said if isinstance(each, Written)])
             self._place.commit(name, encode(index))
         except Exception as error:  # whatever it is, all ranks must agree that there is no checkpoint
-            log.debug("a save failed", exc_info=True)
+            log.debug(Event("save_failed", "A save failed"), exc_info=True)
             return SaveFailure(_reason(error))
         self._retain(meta)
         return None
@@ -321,7 +327,11 @@ class Saver:
             ):
                 self._place.remove(name_of(step))
         except (OSError, PenstockError) as error:
-            log.warning("old checkpoints cannot be removed: %s", _reason(error))
+            log.warning(
+                Event(
+                    "old_checkpoints_left", "Old checkpoints cannot be removed: {error}", error=_reason(error)
+                )
+            )
 
     def _wait(self, *, last: bool) -> None:
         """Wait for the thread and handle its outcome, which is the same on all ranks."""
@@ -343,10 +353,16 @@ class Saver:
             )
         if dist.get_rank() == 0:
             log.warning(
-                "checkpoint %s could not be written: %s; training continues, and the next save retries "
-                "(failures=%d of %d)",
-                url, outcome.reason, self._failures, self._keeping.max_failures,
-            )  # fmt: skip
+                Event(
+                    "unsaved",
+                    "Checkpoint {path} could not be written: {reason}; training continues, and the next "
+                    "save retries (failure {failures} of {max_failures})",
+                    path=url,
+                    reason=outcome.reason,
+                    failures=self._failures,
+                    max_failures=self._keeping.max_failures,
+                )
+            )
 
     def _join(self) -> None:
         assert self._thread is not None

@@ -16,7 +16,7 @@ from threading import Thread
 import torch
 from torch import Tensor
 
-from penstock.core.units import mib
+from penstock.core.log import Event
 from penstock.devices import accelerator
 
 log = logging.getLogger(__name__)
@@ -108,9 +108,14 @@ class StagingBuffer:
                     self._locked.append(piece)
         except RuntimeError as error:
             log.warning(
-                "%s of host memory cannot be page-locked, so copies of checkpoints are slower: %s",
-                mib(len(self._buffer)), error,
-            )  # fmt: skip
+                Event(
+                    "memory_unlocked",
+                    "{size_bytes:bytes} of host memory cannot be page-locked, so copies of checkpoints "
+                    "are slower: {error}",
+                    size_bytes=len(self._buffer),
+                    error=error,
+                )
+            )
 
     def _join(self) -> None:
         if self._thread is not None:

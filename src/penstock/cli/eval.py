@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import add_fields, add_ignore_key, fields_of, ignored_keys
 from penstock.cli.progress import Display
-from penstock.cli.streams import complain
+from penstock.cli.streams import warn
 from penstock.core.errors import UsageError
 from penstock.core.files import write_atomic
 from penstock.engine.config import EngineConfig
@@ -150,7 +150,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(differences_table(found)))
     for caution in cautions(first, second):
-        complain(f"Compare with care: {caution}.")
+        warn(f"Compare with care: {caution}.")
     return 0
 
 
@@ -204,12 +204,12 @@ def _run_tasks(path: Path, arguments: argparse.Namespace) -> int:
         write_atomic(arguments.out, json.dumps(results, ensure_ascii=False, indent=2) + "\n")
     print(text if arguments.json else "\n".join(results_table(results)))
     if results["num_cut"]:
-        complain(
+        warn(
             f"{results['num_cut']:,} requests were longer than the model's context of "
             f"{results['max_length']:,} tokens; their first tokens were cut off, as lm-eval does."
         )
     if results["num_without_system"]:
-        complain(
+        warn(
             f"The chat template refused the system message of {results['num_without_system']:,} prompts; "
             "they were written without it, as lm-eval does."
         )
@@ -252,7 +252,7 @@ def _run_text(path: Path, arguments: argparse.Namespace) -> int:
         for heldout in _texts(path, arguments, opened):
             names = ", ".join(heldout.loader.corpora)
             if is_of_another_tokenizer(opened, heldout):
-                complain(
+                warn(
                     f"{names}: its tokens were made with another tokenizer file than the model's; "
                     "unless both split text alike, the scores are meaningless."
                 )

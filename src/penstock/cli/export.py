@@ -16,7 +16,6 @@ exit codes: 0 done, 1 no model or a damaged one, or the folder cannot be written
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from penstock.checkpoint.find import SavedCheckpoint, find
@@ -24,6 +23,7 @@ from penstock.checkpoint.hf_folder import ADAPTER_CONFIG, is_adapter, is_hugging
 from penstock.checkpoint.layout import Meta
 from penstock.checkpoint.start import find_start, text_folder
 from penstock.cli.options import add_ignore_key, ignored_keys
+from penstock.cli.streams import warn
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import TOKENIZER_FILE
 from penstock.core.units import mib, si
@@ -161,10 +161,7 @@ def _export_model(arguments: argparse.Namespace, *, merges: bool) -> int:
     files: dict[str, str] = {}
     eos_id: int | list[int] | None = None
     if tokenizer_path is None:
-        print(
-            f"{arguments.checkpoint} has no tokenizer.json: the folder will have weights only",
-            file=sys.stderr,
-        )
+        warn(f"{arguments.checkpoint} has no tokenizer.json: the folder will have weights only.")
     else:
         files = tokenizer_files(tokenizer_path, context=model.config.max_position_embeddings)
         named = end_ids(files)

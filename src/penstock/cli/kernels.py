@@ -15,12 +15,12 @@ exit codes: 0 done, 1 no kernel of an operation is right here, 2 wrong usage
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import add_fields, add_ignore_key, fields_of, recipe_settings
+from penstock.cli.streams import note
 from penstock.core import clock
 from penstock.core.files import check_folder_of
 from penstock.core.log import set_up
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         _announce(operations, name, is_quick=arguments.quick)
         started = clock.monotonic()
         rows = {one.key: measure(one, device, on_purpose=not arguments.quick) for one in operations}
-        print(f"measured in {clock.monotonic() - started:.1f} s", file=sys.stderr)
+        note(f"Measured in {clock.monotonic() - started:.1f} s")
     table = KernelTable(device=name, versions=versions, rows=rows)
     if accelerator.is_accelerator(device) and not arguments.show:
         keep(table)
@@ -119,10 +119,9 @@ def _announce(operations: "list[Operation[Any]]", name: str, *, is_quick: bool) 
     plain = sum(not candidate.cost for one in operations for candidate in one.candidates)
     costly = [] if is_quick else [c for one in operations for c in one.candidates if c.cost]
     more = f", and up to {_COSTLY_S * len(costly):.0f} s for {plural(len(costly), 'more')} that cost more"
-    print(
+    note(
         f"{name}: {plural(plain, 'kernel')} of {plural(len(operations), 'operation')}, "
-        f"about {_EACH_S * plain:.0f} s{more if costly else ''}",
-        file=sys.stderr,
+        f"about {_EACH_S * plain:.0f} s{more if costly else ''}"
     )
 
 

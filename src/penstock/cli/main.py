@@ -17,6 +17,7 @@ from penstock.core import clock
 from penstock.core.env import ranks, sleep_at_barriers
 from penstock.core.errors import PenstockError, UsageError, near_match, nearest
 from penstock.core.garbage import freeze_gc, tune_gc
+from penstock.core.log import FORMATS, choose_format
 from penstock.core.table import Table
 
 _FIRST_SPEAKS_S = 2.0
@@ -87,7 +88,8 @@ def _main(words: list[str]) -> int:
     write_utf8()
     try:
         try:
-            return _dispatch([word for word in words if word != "--debug"], debug=debug)
+            words = _without_log_format([word for word in words if word != "--debug"])
+            return _dispatch(words, debug=debug)
         finally:
             sys.stdout.flush()  # here, so that a closed pipe is handled below
     except BrokenPipeError:  # the reader of our output exited, as `head` does
@@ -111,6 +113,26 @@ def _is_first() -> bool:
         return who.world_size == 1 or who.local_rank == 0
     except UsageError:
         return True
+
+
+_LOG_FORMAT = "--log-format"
+
+
+def _without_log_format(words: list[str]) -> list[str]:
+    """Set the format of the log if the words name one; return the others.
+
+    Raises:
+        UsageError: there is no such format.
+    """
+    left, following = [], iter(words)
+    for word in following:
+        if word == _LOG_FORMAT:
+            choose_format(next(following, ""))
+        elif word.startswith(f"{_LOG_FORMAT}="):
+            choose_format(word.partition("=")[2])
+        else:
+            left.append(word)
+    return left
 
 
 class _Parser(argparse.ArgumentParser):
@@ -142,6 +164,12 @@ def _dispatch(words: list[str], *, debug: bool) -> int:
     )
     top.add_argument("--version", action="version", version=f"penstock {__version__}")
     top.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    top.add_argument(
+        _LOG_FORMAT,
+        choices=[*FORMATS],
+        metavar="FORMAT",
+        help="text (default), logfmt or json: format of the log of any command, on standard error",
+    )
     if not words or words[0].startswith("-"):
         top.parse_args(words)
         top.print_help()

@@ -7,12 +7,11 @@ example:
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli.options import add_ignore_key, recipe_settings
-from penstock.cli.streams import explain
+from penstock.cli.streams import explain, note
 from penstock.core.env import silence_torch
 from penstock.core.units import si
 from penstock.launch.local import check_processes
@@ -111,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
             steps=arguments.steps,
             shows_progress=True,
         )
-        print("timing unsharded replicas first, then training", file=sys.stderr, flush=True)
+        note("Timing unsharded replicas first, then training.")
         measured = emulation.measure(recipe, explain)
     print(json.dumps(measured.as_json()) if arguments.json else _as_text(measured, arguments))
     return 0

@@ -26,6 +26,7 @@ from penstock.cli.launch import kubernetes
 from penstock.core import env
 from penstock.core.checks import check_seconds
 from penstock.core.errors import PenstockError, UsageError
+from penstock.core.log import Event
 from penstock.core.toml import toml_text
 
 METRICS_PORT = 9400
@@ -99,7 +100,12 @@ def plan_of(run: Mapping[str, Any], excluded: Sequence[str]) -> Any:  # Any: JSO
             said = str(error).replace(f"{folder}/", "").replace(folder, "its folder")
             if isinstance(error, PenstockError):
                 raise PenstockError(said) from None
-            _log.warning("run=%s", run["metadata"]["name"], exc_info=True)
+            _log.warning(
+                Event(
+                    "run_unread", "The specification of run {run} cannot be read", run=run["metadata"]["name"]
+                ),
+                exc_info=True,
+            )
             raise PenstockError(f"The specification cannot be read: {type(error).__name__}: {said}") from None
 
 

@@ -16,11 +16,11 @@ exit codes: 0 done, 2 wrong usage, or nothing fits
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 from penstock.cli.options import add_ignore_key, recipe_settings
+from penstock.cli.streams import warn
 from penstock.core import config as configs
 from penstock.core.config import Raw
 from penstock.core.errors import PenstockError, UsageError
@@ -127,14 +127,14 @@ def _config_of(raw: Raw) -> TrainConfig:
         told = (
             f"run.start_from {config.run.start_from} is not there: the shape of {assumed['preset']} assumed"
         )
-        print(f"penstock: {told}.", file=sys.stderr)
+        warn(f"{told}.")
     if "vocab_size" not in assumed:
         return config
     try:
         return build_recipe(raw)
     except PenstockError as error:
         said = f"model.vocab_size follows from the corpora: {assumed['vocab_size']:,} assumed. {error}"
-        print(f"penstock: {said}", file=sys.stderr)
+        warn(said)
         return config
 
 

@@ -1,6 +1,5 @@
-"""Progress display: a bar on a terminal, a line now and then elsewhere; always on standard error."""
+"""Progress display: a bar on a terminal, an event of the log now and then elsewhere; on standard error."""
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -10,6 +9,7 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingCol
 from rich.progress import Progress as Bar
 
 from penstock.core.clock import monotonic
+from penstock.core.log import Event, print_event
 from penstock.core.units import duration, si
 
 _SECONDS_BETWEEN_LINES = 4.0  # no command is silent for five seconds
@@ -45,19 +45,20 @@ class Display(AbstractContextManager["Display"]):
             self._stage, self._began = stage, (now, done, tokens or 0)
             self._shown = (now, done, tokens or 0)
             if self._bar is None:
-                print(f"penstock: {stage}", file=sys.stderr)
-        note = note_of(now - self._began[0], done - self._began[1], left=(total or 0) - done)
-        if tokens is not None:
-            rate = (tokens - self._began[2]) / max(now - self._began[0], 1e-3)
-            note = f"{si(tokens)} tokens  {si(rate)} tokens/s  {note}"
-        percent = f"{100 * done / total:.0f}%" if total else ""
+                print_event(Event("stage", "{stage}", stage=stage))
+        elapsed_s = now - self._began[0]
+        rate = None if tokens is None else (tokens - self._began[2]) / max(elapsed_s, 1e-3)
+        left_s = left_after(elapsed_s, done - self._began[1], left=(total or 0) - done)
         if self._bar is not None and self._task is not None:
+            left = "" if left_s is None else f"{duration(left_s)} left"
+            note = left if rate is None else f"{si(tokens or 0)} tokens  {si(rate)} tokens/s  {left}"
+            percent = f"{done / total:.0%}" if total else ""
             self._bar.update(
                 self._task, description=escape(stage), total=total, completed=done, note=f"{percent} {note}"
             )
         elif total and now - self._shown[0] >= _SECONDS_BETWEEN_LINES:
             self._shown = (now, done, tokens or 0)
-            print(f"penstock: {stage} {percent} {note}", file=sys.stderr)
+            print_event(_event(stage, done / total, tokens, rate, left_s))
 
     def __enter__(self) -> "Display":
         if self._bar is not None:
@@ -80,10 +81,31 @@ def step_bar(name: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def note_of(elapsed_s: float, done: int, *, left: int) -> str:
-    """Return the remaining time at the rate so far; "" before there is a rate.
+def _event(stage: str, share: float, tokens: int | None, rate: float | None, left_s: float | None) -> Event:
+    left_s = 0.0 if left_s is None else left_s
+    if tokens is None or rate is None:
+        return Event(
+            "progress",
+            "{stage}: {share:.0%}, {left_s:duration} left",
+            stage=stage,
+            share=share,
+            left_s=left_s,
+        )
+    return Event(
+        "progress",
+        "{stage}: {share:.0%}, {tokens:si} tokens, {tokens_per_s:si} tokens/s, {left_s:duration} left",
+        stage=stage,
+        share=share,
+        tokens=tokens,
+        tokens_per_s=rate,
+        left_s=left_s,
+    )
 
-    >>> note_of(10.0, 100, left=50), note_of(0.0, 0, left=50)
-    ('5.0 s left', '')
+
+def left_after(elapsed_s: float, done: int, *, left: int) -> float | None:
+    """Return the remaining seconds at the rate so far; None before there is a rate.
+
+    >>> left_after(10.0, 100, left=50), left_after(0.0, 0, left=50)
+    (5.0, None)
     """
-    return f"{duration(elapsed_s * left / done)} left" if done and elapsed_s > 0 and left >= 0 else ""
+    return elapsed_s * left / done if done > 0 and elapsed_s > 0 and left >= 0 else None

@@ -29,7 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.streams import complain
+from penstock.cli.streams import warn
 from penstock.core.config import parse_json
 from penstock.core.errors import CorpusError, PenstockError, UsageError
 from penstock.core.files import write_atomic
@@ -200,7 +200,7 @@ def _data(run: RunFiles) -> RunData:
     columns = RunColumns(run)
     columns.update()
     if number := columns.data.num_damaged:
-        complain(f"{run.location}: {plural(number, 'line')} that are no records are left out")
+        warn(f"{run.location}: {plural(number, 'line')} that are no records are left out")
     return columns.data
 
 
@@ -251,7 +251,7 @@ def _unigram_entropy(config: Config) -> dict[str, float]:
     try:
         return {"unigram entropy": unigram_entropy(open_corpus(Path(str(path))))}
     except (PenstockError, OSError) as error:
-        complain(f"The loss chart has no line for the unigram entropy: {error}")
+        warn(f"The loss chart has no line for the unigram entropy: {error}")
         return {}
 
 

@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import socket
-import sys
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from penstock.cli.options import MODEL_FIELDS, add_fields, add_ignore_key, fields_of
+from penstock.cli.streams import complain
 from penstock.core import clock, env
 from penstock.core.checks import check_seconds
 from penstock.core.errors import UsageError
@@ -128,7 +128,7 @@ def _serve(
     finally:
         service.close()
     if failure is not None:
-        print(f"penstock: {failure}", file=sys.stderr)
+        complain(failure)
     return 0 if failure is None else 1
 
 

@@ -7,6 +7,7 @@ the output is different: without one there is nothing to do.
 """
 
 import io
+import logging
 import os
 import sys
 import textwrap
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.interrupts import EXIT_INTERRUPTED
+from penstock.core import env, log
 from penstock.core.errors import PenstockError, UsageError
 
 if TYPE_CHECKING:
@@ -107,12 +109,25 @@ def _harmless(text: str) -> str:
 EXIT_FAILED, EXIT_USAGE = 1, 2
 
 
-def complain(message: str) -> None:
-    """Print a message on standard error, as one paragraph."""
-    print(
-        textwrap.fill(f"penstock: {message}", 100, break_long_words=False, break_on_hyphens=False),
-        file=sys.stderr,
-    )
+def complain(message: str, *, level: int = logging.ERROR) -> None:
+    """Print a message on standard error: a paragraph on a terminal, a line elsewhere, an event of a log."""
+    if log.is_set_up() or env.log_format() != "text":
+        log.print_event(message, level=level)
+        return
+    said = f"penstock: {message}"
+    if sys.stderr.isatty():
+        said = textwrap.fill(said, 100, break_long_words=False, break_on_hyphens=False)
+    print(said, file=sys.stderr)
+
+
+def warn(message: str) -> None:
+    """Print a warning, as `complain` prints an error."""
+    complain(message, level=logging.WARNING)
+
+
+def note(message: str) -> None:
+    """Print what goes on, as `complain` prints an error."""
+    complain(message, level=logging.INFO)
 
 
 def explain(error: BaseException) -> tuple[str, int]:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cli.options import add_fields, add_ignore_key, fields_of, ignored_keys
 from penstock.cli.progress import Display
-from penstock.cli.streams import complain
+from penstock.cli.streams import warn
 from penstock.cli.training_job import end_early
 from penstock.core.signals import StopFlag
 from penstock.engine.config import EngineConfig
@@ -82,7 +82,7 @@ def _train(
     base = opened.model.requires_grad_(False)
     made_with = open_corpus(arguments.data).manifest.tokenizer
     if opened.tokenizer is not None and made_with not in (None, opened.tokenizer.fingerprint):
-        complain(
+        warn(
             f"{arguments.data}: its tokens were made with another tokenizer file than the model's; unless "
             "both cut text alike, the heads learn nothing."
         )

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from penstock.cli.options import add_ignore_key, recipe_settings
-from penstock.cli.streams import complain, explain
+from penstock.cli.streams import complain, explain, note, warn
+from penstock.core import log
 from penstock.core.config import Raw
 from penstock.core.env import local_world_size, ranks
 from penstock.core.errors import UsageError
@@ -78,6 +79,7 @@ def run_recipe(arguments: argparse.Namespace, *, tunes: bool) -> int:
     from penstock.parallel.apply import import_sharing
 
     import_sharing()
+    log.set_up()
     outcome = run_processes(
         lambda: _ended(work()),
         _with_traceback if arguments.debug else explain,
@@ -110,7 +112,7 @@ def _show(arguments: argparse.Namespace, raw: Raw, config: TrainConfig) -> int:
         if not may_have_accelerators():
             _check_memory(arguments, config)
     except UsageError as error:
-        complain(f"On this machine it would be refused: {error}")
+        warn(f"On this machine it would be refused: {error}")
     return 0
 
 
@@ -148,7 +150,7 @@ def _again(config: TrainConfig, *, processes: int) -> Callable[[JobOutcome], int
     """Return what says on how many processes a job is to be started anew."""
     if not config.outer.min_islands:
         return lambda _: 0
-    return Islands(config, processes=processes, say=complain).again
+    return Islands(config, processes=processes, say=note).again
 
 
 def _with_traceback(error: BaseException) -> tuple[str, int]:

@@ -109,6 +109,20 @@ def variables(*prefixes: str) -> dict[str, str]:
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}
 
 
+LOG_FORMAT = "PENSTOCK_LOG_FORMAT"
+"""Variable with the format of the log, of `--log-format`; processes inherit it."""
+
+
+def log_format() -> str:
+    """Return the format of the log: text, logfmt or json."""
+    return os.environ.get(LOG_FORMAT, "") or "text"
+
+
+def set_log_format(name: str) -> None:
+    """Set the format of the log, also of processes that this one starts."""
+    os.environ[LOG_FORMAT] = name
+
+
 def silence_torch() -> None:
     """Stop torch's C++ code from logging errors that it also raises; call before torch is imported."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")

@@ -1,68 +1,220 @@
-"""Logging of the command line: one line per event on standard error.
+"""Log on standard error, one line per event: a sentence with a time stamp, or the same event as keys.
 
-A file gets `key=value` lines, for programs. A terminal gets sentences: a record's `extra={"told": ...}`, or
-its message if that is a sentence already.
+    log = logging.getLogger(__name__)
+    log.info(Event("saved", "Saved step {step:,} in {write_s:.1f} s: {path}", step=7, write_s=0.2, path=path))
+
+    2026-11-28T19:20:00Z Saved step 7 in 0.2 s: runs/first/checkpoints/step-00000007.
+    time=2026-11-28T19:20:00Z level=info event=saved step=7 write_s=0.2 ...
+
+A terminal gets the sentence without the time. An event's keys are the names in its sentence, so that no format
+says more than another; a name ends with its unit (`_s`, `_bytes`).
 """
 
+import json
 import logging
+import re
+import shlex
+import string
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import TextIO
+from datetime import UTC, datetime
+from typing import Any, Final, TextIO
+
+from penstock.core import env, units
+from penstock.core.errors import UsageError, nearest
+
+
+class _Words(string.Formatter):
+    """Formatter of sentences, with formats of units, and `shell` for a word of a command line."""
+
+    _FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
+        "bytes": units.mib,
+        "duration": units.duration,
+        "si": units.si,
+        "flops": units.flops,
+        "shell": lambda word: shlex.quote(str(word)),
+    }
+
+    def format_field(self, value: Any, format_spec: str) -> str:  # Any: what a sentence names
+        """Return a value as text."""
+        in_unit = self._FORMATS.get(format_spec)
+        return str(format(value, format_spec)) if in_unit is None else in_unit(value)
+
+
+class Event:
+    """Message of a log record: a sentence, and the values in it by name.
+
+    Args:
+        name: name of the kind of event, for programs: `saved`.
+        sentence: what a person reads, with fields of `str.format` that name the values. There are also the
+            formats `bytes`, `duration`, `si` and `flops`, and `shell`, which quotes for a shell.
+        values: plain values, paths and errors by name; others are written as their text.
+
+    >>> str(Event("saved", "Saved step {step:,}", step=1200))
+    'Saved step 1,200'
+    """
+
+    __slots__ = ("name", "sentence", "values")
+
+    def __init__(self, name: str, sentence: str, /, **values: object) -> None:
+        self.name, self.sentence, self.values = name, sentence, values
+
+    def __str__(self) -> str:
+        return _Words().vformat(self.sentence, (), self.values)
 
 
 class _CurrentStderr(logging.StreamHandler[TextIO]):
     """Handler for the present `sys.stderr`, which a live progress bar may replace."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, once: bool = False) -> None:
+        """Create the handler.
+
+        Args:
+            once: write each sentence once.
+        """
         logging.Handler.__init__(self)
+        self._once, self._shown = once, set[str]()
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
         """The present standard error."""
         return sys.stderr
 
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the line of a record."""
+        if self._once and (said := record.getMessage()) in self._shown:
+            return
+        if self._once:
+            self._shown.add(said)
+        super().emit(record)
 
-class _Lines(logging.Formatter):
-    """Formatter for a terminal (sentences) or a file (`key=value`)."""
 
-    def __init__(self) -> None:
-        super().__init__("%(levelname).1s %(name)s %(message)s")
+class _Text(logging.Formatter):
+    """Formatter for people: a sentence; off a terminal with a time stamp, and on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
-        if not sys.stderr.isatty():
-            return super().format(record)
-        said = str(getattr(record, "told", None) or record.getMessage())
+        """Return the line of a record, and below it the traceback if it has one."""
+        said = record.getMessage()
         said = said[:1].upper() + said[1:]
         end = "" if said.endswith((".", "?", "!", ":")) else "."
         kind = "" if record.levelno < logging.WARNING else f"{record.levelname.capitalize()}: "
         trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
-        return f"{kind}{said}{end}{trace}"
+        line = f"{kind}{said}{end}"
+        return f"{line if sys.stderr.isatty() else f'{_time_of(record)} {_on_one_line(line)}'}{trace}"
 
 
-class _ForPeople(_CurrentStderr):
-    """Handler that prints a record's sentence (`extra={"told": ...}`) or message, each once."""
+class _Keys(logging.Formatter):
+    """Formatter for programs: a record's keys, on one line.
 
-    def __init__(self) -> None:
+    Args:
+        line: writes keys and values as a line.
+    """
+
+    def __init__(self, line: Callable[[Mapping[str, Any]], str]) -> None:
         super().__init__()
-        self.setLevel(logging.WARNING)
-        self._shown: set[str] = set()
+        self._line = line
 
-    def emit(self, record: logging.LogRecord) -> None:
-        said = str(getattr(record, "told", None) or record.getMessage())
-        if said not in self._shown:
-            self._shown.add(said)
-            self.stream.write(f"penstock: {said}\n")
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record; a traceback is one of its keys."""
+        message = record.msg
+        found: dict[str, Any] = {
+            "time": _time_of(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        if isinstance(message, Event):
+            found["event"] = message.name
+            found |= {name: _plain(value) for name, value in message.values.items()}
+        found["message"] = record.getMessage()
+        if record.exc_info:
+            found["traceback"] = self.formatException(record.exc_info)
+        return self._line(found)
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _on_one_line(text: str) -> str:
+    """Join the lines of a text.
+
+    >>> _on_one_line("What to do next:\\n  draw it\\n  export it.")
+    'What to do next: draw it; export it.'
+    """
+    joined = ""
+    for line in filter(None, map(str.strip, text.splitlines())):
+        joined += ("" if not joined else " " if joined.endswith((":", ".")) else "; ") + line
+    return joined
+
+
+def _plain(value: object) -> Any:  # Any: what JSON can write
+    """Return a value as JSON can write it; a text for what it has no form for."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset, range)):
+        return [_plain(one) for one in value]
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return value if isinstance(value, float) and abs(value) < float("inf") else str(value)
+
+
+def _json(found: Mapping[str, Any]) -> str:
+    return json.dumps(found, ensure_ascii=False)
+
+
+_BARE = re.compile(r'[^\s="\x00-\x1f\x7f]+')
+
+
+def _logfmt(found: Mapping[str, Any]) -> str:
+    """Write `key=value` pairs; a value is in quotes if it has spaces, quotes or equals signs.
+
+    >>> _logfmt({"step": 7, "path": "my runs/a", "best": None})
+    'step=7 path="my runs/a" best=null'
+    """
+    pairs = []
+    for name, value in found.items():
+        text = (
+            value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        )
+        pairs.append(f"{name}={text if _BARE.fullmatch(text) else json.dumps(text, ensure_ascii=False)}")
+    return " ".join(pairs)
+
+
+FORMATS: Final[Mapping[str, Callable[[], logging.Formatter]]] = {
+    "text": _Text,
+    "logfmt": lambda: _Keys(_logfmt),
+    "json": lambda: _Keys(_json),
+}
+"""Formats of the log, of `--log-format`."""
+
+
+def choose_format(name: str) -> None:
+    """Set the format of the logs of this process and of those that it starts.
+
+    Raises:
+        UsageError: it is none of FORMATS.
+    """
+    if name not in FORMATS:
+        raise UsageError("--log-format is text, logfmt or json", got=name, fix=nearest(name, list(FORMATS)))
+    env.set_log_format(name)
+
+
+def _add_handler(*, once: bool = False) -> logging.Handler:
+    logger, handler = logging.getLogger("penstock"), _CurrentStderr(once=once)
+    handler.setFormatter(FORMATS.get(env.log_format(), _Text)())
+    logger.addHandler(handler)
+    logger.propagate = False
+    return handler
 
 
 @contextmanager
-def for_people() -> Generator[None]:
-    """Print warnings as sentences to standard error, for commands that keep no log."""
-    logger, handler = logging.getLogger("penstock"), _ForPeople()
+def warnings_once() -> Generator[None]:
+    """Log warnings and what goes on, each sentence once, for commands whose output is on standard output."""
+    logger = logging.getLogger("penstock")
     before = logger.propagate
-    logger.addHandler(handler)
-    logger.propagate = False
+    handler = _add_handler(once=True)
+    handler.setLevel(logging.WARNING)
     try:
         yield
     finally:
@@ -74,9 +226,19 @@ def set_up(*, verbose: bool = False, rank: int = 0) -> None:
     """Send Penstock's log to standard error; rank 0 logs everything, other ranks only warnings."""
     logger = logging.getLogger("penstock")
     logger.handlers.clear()
-    handler = _CurrentStderr()
-    handler.setFormatter(_Lines())
-    logger.addHandler(handler)
-    logger.propagate = False
+    _add_handler()
     quiet = logging.WARNING if rank else logging.INFO
     logger.setLevel(logging.DEBUG if verbose else quiet)
+
+
+def is_set_up() -> bool:
+    """Return True if this process logs to standard error."""
+    return bool(logging.getLogger("penstock").handlers)
+
+
+def print_event(message: object, *, level: int = logging.INFO, source: str = "penstock") -> None:
+    """Write one event in the chosen format, of a command that keeps no log."""
+    formatter = FORMATS.get(env.log_format(), _Text)()
+    record = logging.LogRecord(source, level, "", 0, message, None, None)
+    sys.stderr.write(f"{formatter.format(record)}\n")
+    sys.stderr.flush()

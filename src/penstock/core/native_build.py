@@ -33,6 +33,7 @@ from typing import IO
 
 from penstock.core import clock, env
 from penstock.core.errors import PenstockError
+from penstock.core.log import Event
 from penstock.core.native_baselines import Baseline, baselines_named, baselines_of
 from penstock.core.native_compiler import LIMIT_S, CompilerFailed, Say, TooSlow, run_all, wait_for
 
@@ -309,7 +310,12 @@ def _shipped(unit: Unit) -> Path | None:
         if not (unsafe := [each for each in (library, *library.parents) if not _is_of_root_alone(each)]):
             return library
         log.warning(
-            "a compiled library is not used path=%s reason='%s is not root's alone'", library, unsafe[0]
+            Event(
+                "library_unsafe",
+                "The compiled library {path} is not used: {unsafe} is not root's alone",
+                path=library,
+                unsafe=unsafe[0],
+            )
         )
     return None
 

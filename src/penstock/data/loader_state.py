@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from penstock.core.checks import at_least, check_divisible, check_table, number, whole_number
 from penstock.core.errors import ConfigError, PenstockError, StateMismatch, UsageError, nearest
+from penstock.core.log import Event
 from penstock.data.corpus_reader import CorpusReader, open_sources
 from penstock.data.order.epochs import OrderConfig, begin
 from penstock.data.order.holdout import Split
@@ -245,8 +246,18 @@ class LoaderState:
         for change in self.resume_changes:
             level = logging.INFO if applies else logging.WARNING
             done = "applied" if applies else "not applied: the run continues as saved (see on_change)"
-            text = "step=%d setting=%s saved=%s told=%s %s"
-            log.log(level, text, change.step, change.setting, change.saved, change.told, done)
+            log.log(
+                level,
+                Event(
+                    "resume_setting",
+                    "At step {step:,}, {setting} is given as {given} and was saved as {saved}: {outcome}",
+                    step=change.step,
+                    setting=change.setting,
+                    given=change.told,
+                    saved=change.saved,
+                    outcome=done,
+                ),
+            )
 
     def _recorded(self, saved: SavedLoaderState, names: Sequence[str]) -> dict[str, CorpusReader]:
         """Open corpora that were added to the saved run, at the addresses it recorded.

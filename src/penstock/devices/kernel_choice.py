@@ -16,6 +16,7 @@ import torch
 from penstock import __version__
 from penstock.core import clock, config, env
 from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.log import Event
 from penstock.devices import accelerator
 from penstock.devices.kernel_table import AUTO, REFERENCE, ChosenKernel, KernelTable, kept, kept_path
 from penstock.devices.kernel_trial import Case, Operation, failure, measure
@@ -69,7 +70,15 @@ def choose(
     for operation in operations:
         row = again.of(operation.name)
         if row and (why := _why_rejected(operation, row, is_trusted=again.is_of(name, versions))):
-            log.warning("kernel=%s operation=%s recorded=replaced reason=%r", row.kernel, operation.name, why)
+            log.warning(
+                Event(
+                    "kernel_replaced",
+                    "The recorded kernel {kernel} of {operation} is replaced: {reason}",
+                    kernel=row.kernel,
+                    operation=operation.name,
+                    reason=why,
+                )
+            )
             row = None
         if pinned is not None:
             row = row or _pinned(operation, pinned, setting)
@@ -94,7 +103,12 @@ def _pinned(operation: Operation[Case], pinned: KernelTable, file: str) -> Chose
     row = pinned.rows.get(operation.key) or pinned.of(operation.name)
     if row is None:
         log.warning(
-            "operation=%s kernels=%s has no entry for it: its first kernel is used", operation.name, file
+            Event(
+                "kernel_unpinned",
+                "{path} has no entry for {operation}: its first kernel is used",
+                path=file,
+                operation=operation.name,
+            )
         )
     elif why := _why_rejected(operation, row):
         raise ConfigError(
@@ -111,9 +125,16 @@ def _measured_or_first(operation: Operation[Case], device: torch.device) -> Chos
     except PenstockError:
         raise
     except Exception as error:  # such as a full device; the run itself may still fit
-        log.warning("operation=%s measured=no reason=%r", operation.name, str(error)[:200])
+        log.warning(
+            Event(
+                "kernels_unmeasured",
+                "The kernels of {operation} could not be measured, the first is used: {error}",
+                operation=operation.name,
+                error=str(error)[:200],
+            )
+        )
         return ChosenKernel(kernel=operation.candidates[0].name)
-    log.info("operation=%s kernel=%s", operation.name, row, extra={"told": f"{operation.name}: {row}."})
+    log.info(Event("kernel_chosen", "{operation}: {kernel}", operation=operation.name, kernel=row))
     return row
 
 
@@ -125,4 +146,6 @@ def keep(found: KernelTable) -> None:
     try:
         replace(before, rows={**before.rows, **found.rows}).write(kept_path(found.device, found.versions))
     except OSError as error:
-        log.warning("kernels=not_kept reason=%r", str(error))
+        log.warning(
+            Event("kernels_not_kept", "The choice of kernels could not be kept: {error}", error=error)
+        )

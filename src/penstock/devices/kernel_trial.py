@@ -17,6 +17,7 @@ from torch import Tensor
 
 from penstock.core import clock
 from penstock.core.errors import PenstockError
+from penstock.core.log import Event
 from penstock.devices import accelerator
 from penstock.devices.kernel_table import ChosenKernel, fastest
 
@@ -117,7 +118,15 @@ def measure(operation: Operation[Case], device: torch.device, *, on_purpose: boo
             why = _words_of(error)
         if why:
             out[one.name] = why
-            log.warning("kernel=%s operation=%s out=%r", one.name, operation.name, why)
+            log.warning(
+                Event(
+                    "kernel_out",
+                    "Kernel {kernel} of {operation} is out: {reason}",
+                    kernel=one.name,
+                    operation=operation.name,
+                    reason=why,
+                )
+            )
     if not calls and any(why.startswith(_WRONG) for why in out.values()):
         raise PenstockError(
             f"No kernel computes {operation.name} right on this device: {out}",

@@ -15,6 +15,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from penstock.core import clock
+from penstock.core.log import Event
 from penstock.core.units import mib
 from penstock.doctor.checks.check import Finding, green, red
 from penstock.doctor.link import LinkMeasurement
@@ -67,7 +68,7 @@ def reduce_together(party: NodeGroup, *, num_bytes: int, timeout_s: float) -> Co
         finally:
             group.shutdown()
     except RuntimeError as error:
-        log.debug("collective failed", exc_info=True)
+        log.debug(Event("collective_failed", "The collective failed"), exc_info=True)
         return CollectiveResult(num_bytes=num_bytes, error=_SOURCE.sub("", str(error).splitlines()[0]))
 
 

@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
 from penstock.core import clock
 from penstock.core.errors import PenstockError
+from penstock.core.log import Event
 from penstock.doctor.link import LinkFault, LinkMeasurement
 from penstock.doctor.node_group import End, Member, NodeGroup, matched
 from penstock.doctor.packet_loss import receive_bursts, send_bursts
@@ -129,7 +130,7 @@ def _measure(crossing: _Crossing) -> LinkMeasurement:
         hangs = link.loses_packets or replace(link, arriving_bytes=back).loses_packets
         return link if hangs else _with_transfers(crossing, link)
     except (PenstockError, RuntimeError, OSError) as error:
-        log.debug("dead link=%s error=%s", link, error)
+        log.debug(Event("link_dead", "Link {link} is dead: {error}", link=link, error=error))
         return replace(link, fault=LinkFault.DEAD)
 
 
@@ -165,7 +166,7 @@ def _connected(
     try:
         return socket.create_connection((target[0], target[1]), timeout_s, source_address=(address, 0))
     except OSError as error:
-        log.debug("unreached link=%s error=%s", link, error)
+        log.debug(Event("link_unreached", "Link {link} is not reached: {error}", link=link, error=error))
         return None
 
 
@@ -207,7 +208,7 @@ def _with_transfers(crossing: _Crossing, link: LinkMeasurement) -> LinkMeasureme
                 else:
                     receive_transfers(line)
         except RuntimeError as error:
-            log.debug("stalled link=%s error=%s", link, error)
+            log.debug(Event("link_stalled", "Link {link} stalls: {error}", link=link, error=error))
             if mine:
                 link = replace(link, fault=LinkFault.STALLS)
     return link

@@ -14,6 +14,7 @@ from itertools import count
 from typing import Self, TypeVar
 
 from penstock.core.errors import EngineClosed, PenstockError, RunnerLost, UsageError
+from penstock.core.log import Event
 from penstock.engine.engine import Engine
 from penstock.engine.request import Finish, OnDelta, OutputDelta, Request
 from penstock.engine.stats import Stats
@@ -150,7 +151,7 @@ class EngineThread:
                 self._tell(self.engine.step())
         except BaseException as error:  # a Rust panic is not an Exception, and nothing else would report it
             if not isinstance(error, RunnerLost):
-                log.exception("The engine has a defect")
+                log.exception(Event("engine_failed", "The engine has a defect"))
             finish, self.failure = "error", str(error) or repr(error)
         self._end(finish)
 
@@ -189,7 +190,13 @@ class EngineThread:
             try:
                 on_delta(delta)
             except Exception:  # the listener's defect ends its own answers only
-                log.exception("A listener failed request=%d", delta.request_id)
+                log.exception(
+                    Event(
+                        "listener_failed",
+                        "The listener of request {request} failed",
+                        request=delta.request_id,
+                    )
+                )
                 self.engine.cancel(delta.request_id)
 
     def _end(self, finish: Finish) -> None:
@@ -204,7 +211,7 @@ class EngineThread:
                     what()
             self._tell(self.engine.close(finish, error=self.failure))
         except Exception:  # a bug; this thread is the last that can report it
-            log.exception("The engine could not be closed")
+            log.exception(Event("close_failed", "The engine could not be closed"))
         for request_id, (_, num_open) in list(self._listeners.items()):
             self._tell([OutputDelta(request_id=request_id, finish=finish, error=self.failure)] * num_open)
         with self._changed:

@@ -24,6 +24,7 @@ from typing import Protocol
 
 from penstock.core import clock
 from penstock.core.errors import GrammarRefused, RunnerLost, UsageError, nearest
+from penstock.core.log import Event
 from penstock.devices.kernel_table import KernelTable
 from penstock.engine.model_runner.batch import StepBatch, batch_of
 from penstock.engine.model_runner.capacity import Capacity
@@ -318,10 +319,14 @@ class Engine:
         """Log an adapter whose conversations will be refused, each as a prompt outside the vocabulary."""
         if missing := text_processor.names_without_rows(self.vocab_size_of(name)):
             log.warning(
-                "adapter %s has no rows for tokens that its chat template writes (%s), so its chats are "
-                "refused: train them with PEFT's trainable_token_indices, or merge it with PEFT",
-                name,
-                ", ".join(missing),
+                Event(
+                    "adapter_without_rows",
+                    "Adapter {adapter} has no rows for tokens that its chat template writes ({tokens}), "
+                    "so its chats are refused: train them with PEFT's trainable_token_indices, or merge "
+                    "it with PEFT",
+                    adapter=name,
+                    tokens=", ".join(missing),
+                )
             )
 
     def _check_adapter(self, name: str) -> None:
@@ -372,7 +377,14 @@ class Engine:
 
     def _fail(self, step: LaunchedStep, error: Exception) -> None:
         """Record a defect: it ends the answers of a step, not the engine."""
-        log.exception("A step failed answers=%d tokens=%d", len(step.plan.shares), step.plan.num_tokens)
+        log.exception(
+            Event(
+                "step_failed",
+                "A step of {tokens} tokens failed, of {answers} answers",
+                tokens=step.plan.num_tokens,
+                answers=len(step.plan.shares),
+            )
+        )
         self._counts.failed_steps += 1
         step.error = f"The engine failed to compute a step ({error!r})"
 

@@ -29,6 +29,7 @@ from penstock.core import clock
 from penstock.core import config as configs
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import exclusive, is_locked, locked_at, write_json
+from penstock.core.log import Event
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import SupervisorState
 from penstock.obs.metric_names import METRICS_FILE
@@ -134,7 +135,11 @@ class JobFolder:
         try:
             write_json(self.path / "supervisor.json", {"idle": state.idle, "newest": state.newest})
         except OSError as error:
-            log.warning("the counts of starts were not written: %s", error.strerror)
+            log.warning(
+                Event(
+                    "counts_unwritten", "The counts of starts were not written: {error}", error=error.strerror
+                )
+            )
 
     def mark_started(self, job: str) -> None:
         """Note that the pods of a job start."""
@@ -219,7 +224,14 @@ class JobFolder:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            log.warning("a transition was not written: %s; it is %s", error.strerror, line.rstrip())
+            log.warning(
+                Event(
+                    "transition_unwritten",
+                    "A transition was not written: {error}; it is {transition}",
+                    error=error.strerror,
+                    transition=line.rstrip(),
+                )
+            )
 
     def events(self) -> list[dict[str, Any]]:  # Any: JSON values
         """Return the transitions, oldest first."""

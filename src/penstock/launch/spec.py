@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from penstock.core import config as configs
+from penstock.core import env
 from penstock.core.config import Raw
 from penstock.core.errors import UsageError
 from penstock.core.limits import Limit, check_limits, limited
@@ -286,7 +287,7 @@ _PAIR = re.compile(r"([\w.-]+)=(?=([^\s,]*))")
 
 
 def environment_of(settings: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Read `NAME=VALUE` settings.
+    """Read `NAME=VALUE` settings, and add the format of this command's log, which the run's processes follow.
 
     Raises:
         UsageError: one is none, or its value is a secret.
@@ -298,6 +299,8 @@ def environment_of(settings: Sequence[str]) -> tuple[tuple[str, str], ...]:
             raise UsageError("--env takes NAME=VALUE", got=setting, fix="Example: --env OMP_NUM_THREADS=4.")
         check_no_secret({name: value}, where="--env")
         found.append((name, value))
+    if env.log_format() != "text" and env.LOG_FORMAT not in dict(found):
+        found.append((env.LOG_FORMAT, env.log_format()))
     return tuple(found)
 
 

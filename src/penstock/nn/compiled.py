@@ -7,6 +7,8 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from penstock.core.log import Event
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -34,7 +36,14 @@ def fused(function: Callable[P, R], otherwise: Callable[P, R]) -> Callable[P, R]
                 return program(*args, **options)
             except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
                 fails = True
-                log.warning("%s does not compile: %s", function.__qualname__, str(error).partition("\n")[0])
+                log.warning(
+                    Event(
+                        "compile_failed",
+                        "{function} does not compile: {error}",
+                        function=function.__qualname__,
+                        error=str(error).partition("\n")[0],
+                    )
+                )
         return otherwise(*args, **options)
 
     return run

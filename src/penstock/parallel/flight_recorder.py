@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace_json, _resolve_process_group  # type: ignore[attr-defined]
 
 from penstock.core.env import local_world_size
+from penstock.core.log import Event
 from penstock.obs.traffic import Collective, by_axis
 from penstock.parallel.ethernet.all_to_all import MESSAGES
 from penstock.parallel.mesh import Mesh
@@ -109,7 +110,12 @@ class TrafficMeter:
         self._known.add(shape)
         found = recorded(self._last)
         if not found.is_whole:
-            log.warning("traffic not counted: a step has more collectives than TORCH_FR_BUFFER_SIZE entries")
+            log.warning(
+                Event(
+                    "traffic_uncounted",
+                    "Traffic is not counted: a step has more collectives than TORCH_FR_BUFFER_SIZE entries",
+                )
+            )
             return None
         messages = MESSAGES.sent_bytes - self._messages_before
         for group in {*(one.group for one in found.collectives), *messages} - self._sizes.keys():

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from penstock.core.env import Ranks, num_threads, ranks
 from penstock.core.errors import PeerLost, PenstockError
+from penstock.core.log import Event
 from penstock.devices import accelerator
 from penstock.parallel.layout import RankLayout
 from penstock.parallel.rendezvous import first_line, meet, open_store
@@ -232,7 +233,7 @@ def join(*, timeout_s: float = 600.0) -> Iterator[World]:
         yield World(who, device)
     except RuntimeError as error:
         if is_of_lost_peer(error):
-            log.debug("lost a peer", exc_info=True)
+            log.debug(Event("peer_lost", "Lost a peer"), exc_info=True)
             raise PeerLost from None
         raise
     finally:
@@ -250,7 +251,7 @@ def _start_group(who: Ranks, device: torch.device, *, timeout_s: float) -> None:
             store=store,
         )
     except (RuntimeError, ValueError) as error:
-        log.debug("the group did not start", exc_info=True)
+        log.debug(Event("group_failed", "The group did not start"), exc_info=True)
         raise PenstockError(
             f"Rank {who.rank} of {who.world_size} could not connect to the others",
             got=first_line(error),

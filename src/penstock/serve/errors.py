@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from penstock.core.errors import PenstockError, UsageError, near_match, nearest
+from penstock.core.log import Event
 from penstock.serve.schema.base import Reply
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,10 @@ def add_handlers(app: FastAPI) -> None:
 
 def unexpected(error: BaseException) -> ApiError:
     """Log an internal error; return the response without its details."""
-    log.error("request_failed error=%s", type(error).__name__, exc_info=error)
+    log.error(
+        Event("request_failed", "A request failed by a defect: {error}", error=type(error).__name__),
+        exc_info=error,
+    )
     return ApiError(500, "Internal error. The server's log has the details.")
 
 

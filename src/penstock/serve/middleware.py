@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.core import clock
 from penstock.core.api_keys import Keys
 from penstock.core.listen import host_name, is_loopback
+from penstock.core.log import Event
 from penstock.serve.errors import ApiError, ending, unexpected
 from penstock.serve.output_stream import OutputStream
 from penstock.serve.request_body import Bodies, check_unicode, replay
@@ -123,7 +124,14 @@ class RequestMiddleware:
         except ApiError as error:
             await error.response()(scope, receive, reply)
         except asyncio.CancelledError:  # shutdown, after waiting for this client
-            log.warning("request_cut id=%s route=%s", reply.request_id, _route_of(scope))
+            log.warning(
+                Event(
+                    "request_cut",
+                    "Request {id} to {route} was cut: the server ends",
+                    id=reply.request_id,
+                    route=_route_of(scope),
+                )
+            )
             if reply.status == _CLIENT_LEFT:
                 await ending().response()(scope, receive, reply)
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -156,12 +164,15 @@ class RequestMiddleware:
     def _done(self, scope: Scope, reply: "_Reply", seconds: float) -> None:
         route, visit = _route_of(scope), scope.get("state", {}).get("visit")
         log.debug(
-            "request id=%s route=%s status=%d seconds=%.3f client=%s",
-            reply.request_id,
-            route,
-            reply.status,
-            seconds,
-            "" if visit is None else visit.client,
+            Event(
+                "request",
+                "Request {id} to {route} of {client!r} ended with {status} after {duration_s:.3f} s",
+                id=reply.request_id,
+                route=route,
+                client="" if visit is None else visit.client,
+                status=reply.status,
+                duration_s=seconds,
+            )
         )
         self._on_done(route, reply.status, seconds)
 

@@ -32,6 +32,7 @@ import numpy as np
 from penstock.core import clock, env
 from penstock.core.arrays import Float64, Int64
 from penstock.core.errors import CorpusError
+from penstock.core.log import Event
 from penstock.storage.cache_region import REGION_BYTES, Region
 from penstock.storage.options import RemoteOptions
 
@@ -158,7 +159,15 @@ class BlockCache:
             for entry in victims(entries, excess_bytes=used - int(limit * _TARGET)):
                 if _delete(entry.path):
                     used -= entry.disk_bytes
-            log.debug("cache swept folder=%s used_bytes=%d limit_bytes=%d", self._folder, used, limit)
+            log.debug(
+                Event(
+                    "cache_swept",
+                    "Cache {path} was swept: {used_bytes:bytes} of {limit_bytes:bytes} are used",
+                    path=self._folder,
+                    used_bytes=used,
+                    limit_bytes=limit,
+                )
+            )
         for (key, index), region in mapped:
             if region.is_evicted():
                 self.forget(key, index, region)

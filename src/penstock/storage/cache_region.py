@@ -25,6 +25,7 @@ import numpy as np
 
 from penstock.core import env
 from penstock.core.arrays import Bytes
+from penstock.core.log import Event
 from penstock.storage.mapped import map_file
 
 PAGE_BYTES = 4096
@@ -90,7 +91,14 @@ class Region:
                 continue
             missing.append(page)
             if entry & _PRESENT:
-                log.warning("cached page is damaged, fetching it again file=%s page=%d", self.path, page)
+                log.warning(
+                    Event(
+                        "page_damaged",
+                        "Page {page} of {path} in the cache is damaged and is fetched again",
+                        page=page,
+                        path=self.path,
+                    )
+                )
         if checked and self._boot:
             self._trust(checked)
         self._note_verified(set(pages).difference(missing) if missing else pages)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.core import clock, env
 from penstock.core.errors import CorpusChanged, CorpusError
+from penstock.core.log import Event
 from penstock.storage.address import Address, check_name
 from penstock.storage.base import Absent
 from penstock.storage.block_checksums import Check
@@ -216,13 +217,14 @@ class Store:
             if failure.permanent or passed_s + wait_s > options.deadline_s:
                 raise _given_up(self.address, name, failure, attempts=attempts, passed_s=passed_s)
             log.warning(
-                "remote read failed object=%s attempt=%d wait_s=%.2f reason=%s",
-                f"{self.address.url}/{name}", attempts, wait_s, failure.reason,
-                extra={
-                    "told": f"{self.address.place} fails to answer; trying again for up to "
-                    f"{options.deadline_s:.0f} s"
-                },
-            )  # fmt: skip
+                Event(
+                    "store_unanswered",
+                    "{place} fails to answer ({reason}); trying again for up to {deadline_s:.0f} s",
+                    place=self.address.place,
+                    reason=failure.reason,
+                    deadline_s=options.deadline_s,
+                )
+            )
             if not _waited(wait_s):
                 raise _given_up(self.address, name, failure, attempts=attempts, passed_s=passed_s)
 

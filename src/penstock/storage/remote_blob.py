@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from penstock.core.arrays import Array, Float64, Int64
 from penstock.core.errors import CorpusError
+from penstock.core.log import Event
 from penstock.storage.base import FarSlices, NextUse, check_range
 from penstock.storage.cache import WHOLE, BlockCache, writing_to
 from penstock.storage.cache_region import REGION_BYTES, REGION_SHIFT
@@ -139,7 +140,7 @@ class Ahead:
         try:
             blob.bring(start, stop)
         except CorpusError as error:
-            log.debug("fetching ahead failed reason=%s", error)
+            log.debug(Event("prefetch_failed", "Fetching ahead failed: {error}", error=error))
 
 
 class RemoteBlob:

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from penstock.core import clock
+from penstock.core.log import Event
 from penstock.parallel.config import CompileConfig
 from penstock.parallel.mesh import World
 from penstock.train.objective import DeviceBatch
@@ -64,8 +65,17 @@ def compile_ahead(
             _without_gradients(state, same, batch, world, rows=rows)
     if world.is_first:
         seconds = clock.monotonic() - began
-        told = f"Compiled the programs of a step in {seconds:.0f} s."
-        log.info("compiled rows=%d length=%d micro_batch=%d s=%.1f", *shape, seconds, extra={"told": told})
+        log.info(
+            Event(
+                "compiled",
+                "Compiled the programs of a step of {rows} rows of {length:,} tokens, "
+                "{micro_batch_rows} at a time, in {duration_s:.0f} s",
+                rows=shape[0],
+                length=shape[1],
+                micro_batch_rows=shape[2],
+                duration_s=seconds,
+            )
+        )
     mark("")
 
 

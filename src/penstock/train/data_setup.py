@@ -15,6 +15,7 @@ from penstock.checkpoint.storage import place_in
 from penstock.core.arrays import Int64
 from penstock.core.errors import CheckpointDamaged, CheckpointError, ConfigError
 from penstock.core.files import TOKENIZER_FILE
+from penstock.core.log import Event
 from penstock.data import Loader
 from penstock.data.corpus.columns import LEARNED
 from penstock.data.schedule.change_log import Change
@@ -138,7 +139,13 @@ def warn_of_templates(loader: Loader) -> None:
     """Log that corpora were written by different chat templates, if they were."""
     found = {name: c.manifest.chat.template for name, c in loader.corpora.items() if c.manifest.chat}
     if len(set(found.values())) > 1:
-        log.warning("corpora were written by different chat templates; the run keeps the first's: %s", found)
+        log.warning(
+            Event(
+                "templates_differ",
+                "Corpora were written by different chat templates; the run keeps the first's: {templates}",
+                templates=found,
+            )
+        )
 
 
 def warn_of_packing(config: TrainConfig, loader: Loader) -> None:
@@ -146,10 +153,13 @@ def warn_of_packing(config: TrainConfig, loader: Loader) -> None:
     chats = [name for name, corpus in loader.corpora.items() if LEARNED in corpus.columns]
     if chats and config.data.packing != "whole":
         log.warning(
-            "data.packing %r may part a conversation, and the rest of an answer is then learned without its "
-            "question; data.packing = 'whole' parts none: corpora=%s",
-            config.data.packing,
-            chats,
+            Event(
+                "packing_cuts",
+                "data.packing {packing!r} may cut a conversation of {corpora}, and the rest of an "
+                "answer is then learned without its question. data.packing = 'whole' cuts none",
+                packing=config.data.packing,
+                corpora=chats,
+            )
         )
 
 

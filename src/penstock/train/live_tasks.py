@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.core import clock
 from penstock.core.errors import PenstockError, UsageError
+from penstock.core.log import Event
 from penstock.evaluation.evaluate import evaluate
 from penstock.evaluation.options import EvaluationOptions
 from penstock.evaluation.tables import scores_of
@@ -67,13 +68,20 @@ class LiveTasks:
                     )
         except LiveEngineFailed as error:
             if world.is_first:
-                log.warning("evaluation failed step=%d: %s", state.step, error)
+                log.warning(
+                    Event(
+                        "evaluation_failed",
+                        "The evaluation of step {step:,} failed: {error}",
+                        step=state.step,
+                        error=error,
+                    )
+                )
             return {"event": "evaluation_failed", "step": state.step, "why": str(error)}
         if not found:
             return {}
         scores = scores_of(found)
-        shown = " ".join(f"{name.replace(' ', '_')}={value:.4f}" for name, (value, _) in scores.items())
-        log.info("evaluated step=%d %s", state.step, shown)
+        values = {name: value for name, (value, _) in scores.items()}
+        log.info(Event("evaluated", "Evaluated step {step:,}: {scores}", step=state.step, scores=values))
         return {
             "event": "evaluation",
             "step": state.step,

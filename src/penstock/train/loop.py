@@ -18,6 +18,7 @@ from penstock.checkpoint.saver import RetentionPolicy, Saver
 from penstock.checkpoint.storage import place_in
 from penstock.core import clock
 from penstock.core import config as configs
+from penstock.core.log import Event
 from penstock.core.rng import key_of
 from penstock.obs.meter import StepMeter
 from penstock.obs.sinks import Record, Sink
@@ -183,12 +184,13 @@ def request_event(reply: ControlReply) -> Record:
 def skip_event(state: TrainState, result: StepResult) -> Record:
     """Log a skipped step; return its event."""
     if state.mesh.rank == 0:
-        told = f"Step {state.step:,} was skipped, the weights were not changed. {result.skipped}."
         log.warning(
-            "skipped step=%d: %s; the weights were not changed",
-            state.step,
-            result.skipped,
-            extra={"told": told},
+            Event(
+                "skipped",
+                "Step {step:,} was skipped, the weights were not changed. {reason}",
+                step=state.step,
+                reason=result.skipped,
+            )
         )
     is_finite = math.isfinite(result.loss) and math.isfinite(result.grad_norm)
     return {"event": "skipped", "step": state.step, "why": result.skipped, "is_finite": is_finite}

@@ -19,6 +19,7 @@ from penstock.checkpoint.find import SavedCheckpoint
 from penstock.checkpoint.layout import step_of
 from penstock.core.errors import PenstockError
 from penstock.core.files import write_json
+from penstock.core.log import Event
 from penstock.data import Loader
 from penstock.obs.metric_names import LEFT_OUT_FILE
 from penstock.parallel.mesh import World, broadcast
@@ -46,13 +47,17 @@ def go_back(config: TrainConfig, world: World, asked: Rewind, *, tried: list[str
     tried.append(before[-1])
     if world.is_first:
         log.warning(
-            "%s; going back to %s and leaving out the data of the steps up to %d (rewinds=%d of %d)",
-            asked.why, before[-1], asked.step, rewinds, config.guard.max_rewinds,
-            extra={
-                "told": f"{asked.why}. Going back to {before[-1]}, without the data of the steps up to "
-                f"{asked.step:,} (rewind {rewinds} of {config.guard.max_rewinds})."
-            },
-        )  # fmt: skip
+            Event(
+                "rewound",
+                "{reason}. Going back to {checkpoint}, without the data of the steps up to {step:,} "
+                "(rewind {rewind} of {max_rewinds})",
+                reason=asked.why,
+                checkpoint=before[-1],
+                step=asked.step,
+                rewind=rewinds,
+                max_rewinds=config.guard.max_rewinds,
+            )
+        )
         note_rewind(Path(config.run.dir), to=asked.step)
         for saved in checkpoints(config):
             if saved.name not in before:

@@ -18,9 +18,10 @@ from penstock.checkpoint.storage import place_in
 from penstock.core import clock, env, log
 from penstock.core import config as configs
 from penstock.core.files import exclusive
-from penstock.core.signals import STOPPED_EARLY, StopFlag
+from penstock.core.log import Event
+from penstock.core.signals import StopFlag
 from penstock.core.toml import plain
-from penstock.core.units import flops, plural
+from penstock.core.units import plural
 from penstock.data.loader_state import ResumeChange
 from penstock.devices import accelerator
 from penstock.launch.local import EXIT_STOPPED
@@ -148,7 +149,9 @@ def _patience_s() -> float:
 
 def _end(_signal: str) -> None:
     if env.ranks().rank == 0:
-        logger.info("stopped on request before the first step", extra={"told": STOPPED_EARLY})
+        logger.info(
+            Event("stopped", "Stopped on request before the first step. Run the same command to continue")
+        )
     logging.shutdown()
     os._exit(EXIT_STOPPED)
 
@@ -176,7 +179,12 @@ def _train(
             state = open_state(recipe, world, stop_requested=lambda: flag.requested_by is not None)
         except PassStopped:
             if world.is_first:
-                logger.info("stopped on request before the first step", extra={"told": STOPPED_EARLY})
+                logger.info(
+                    Event(
+                        "stopped",
+                        "Stopped on request before the first step. Run the same command to continue",
+                    )
+                )
             return False
         if state.step >= recipe.run.steps or (state.early_stop is not None and state.early_stop.is_over):
             if world.is_first:
@@ -194,6 +202,8 @@ def _train(
             state.tasks = LiveTasks(recipe, world)
         stack.push(partial(_hear_of_stop, flag, state.watch))
         peak = _peak(recipe, world)
+        if world.is_first:
+            _say_shortened(recipe)
         sinks, log_of_samples = _open_logs(recipe, state, world, kept, peak, stack)
         begin()
         finished = train(
@@ -210,11 +220,11 @@ def _train(
         _say_finished(recipe, state)
     elif world.is_first:
         logger.info(
-            "stopped on request step=%d; run the same command to resume",
-            state.step,
-            extra={
-                "told": f"Stopped on request after step {state.step:,}. Run the same command to continue."
-            },
+            Event(
+                "stopped",
+                "Stopped on request after step {step:,}. Run the same command to continue",
+                step=state.step,
+            )
         )
     return finished
 
@@ -234,16 +244,16 @@ def _say_finished(recipe: TrainConfig, state: TrainState) -> None:
         _say_early_stop(recipe, state.early_stop, step)
         return
     logger.info(
-        "finished steps=%d; raise run.steps to continue; next: penstock report %s | "
-        "penstock generate %s --prompt TEXT | penstock export %s --out FOLDER",
-        step, folder, folder, folder,
-        extra={
-            "told": f"Finished: {step:,} steps are done. Raise run.steps to continue. What to do next:\n"
-            f"  penstock report {folder}                   draw its curves as a page\n"
-            f"  penstock generate {folder} --prompt TEXT   generate text\n"
-            f"  penstock export {folder} --out FOLDER      convert it to a Hugging Face folder."
-        },
-    )  # fmt: skip
+        Event(
+            "finished",
+            "Finished: {steps:,} steps are done. Raise run.steps to continue. What to do next:\n"
+            "  draw its curves as a page: penstock report {path:shell}\n"
+            "  generate text: penstock generate {path:shell} --prompt TEXT\n"
+            "  convert it to a Hugging Face folder: penstock export {path:shell} --out FOLDER",
+            steps=step,
+            path=folder,
+        )
+    )
 
 
 def _say_early_stop(recipe: TrainConfig, early: EarlyStop, step: int) -> None:
@@ -257,16 +267,29 @@ def _say_early_stop(recipe: TrainConfig, early: EarlyStop, step: int) -> None:
             f"the held-out loss was best after step {early.best_step:,} ({early.best_loss:.4f}), and "
             f"{early.waited} validations since did not improve on it"
         )
-    told = [f"Finished early, after step {step:,}: {why}. Raise validate.stop_after to continue."]
-    if best:
-        is_best = kept == early.best_step
-        told.append("The best checkpoint is kept:" if is_best else f"The nearest checkpoint is of {kept:,}:")
-        told += [f"  penstock generate {best} --prompt TEXT", f"  penstock export {best} --out FOLDER"]
     logger.info(
-        "finished early step=%d best_step=%d best_loss=%.4f validations_since=%d best=%s",
-        step, early.best_step, early.best_loss, early.waited, best,
-        extra={"told": "\n".join([*told, f"  penstock report {folder}"])},
-    )  # fmt: skip
+        Event(
+            "finished_early",
+            "Finished early, after step {steps:,}: {reason}. Raise validate.stop_after to continue. To draw "
+            "its curves as a page: penstock report {path:shell}",
+            steps=step,
+            reason=why,
+            path=folder,
+        )
+    )
+    if best:
+        logger.info(
+            Event(
+                "best_checkpoint",
+                "The checkpoint of step {step:,} is kept. The best loss was after step {best_step:,}. What "
+                "to do next:\n"
+                "  generate text: penstock generate {path:shell} --prompt TEXT\n"
+                "  convert it to a Hugging Face folder: penstock export {path:shell} --out FOLDER",
+                step=kept,
+                best_step=early.best_step,
+                path=best,
+            )
+        )
 
 
 def _stop_requested(flag: StopFlag, watch: StepMonitors) -> bool:
@@ -367,8 +390,17 @@ def _resume_changes(state: TrainState) -> list[ResumeChange]:
 def _say_kernels(state: TrainState) -> None:
     """Log the kernels that a resumed run computes with from here on, where they are others than before."""
     for name, (before, now) in changes_of(state.resumed_kernels, state.kernels).items():
-        told = f"From step {state.step + 1:,} on, {name} is computed by {now} instead of {before}."
-        logger.warning("kernel operation=%s from=%s to=%s", name, before, now, extra={"told": told})
+        f"From step {state.step + 1:,} on, {name} is computed by {now} instead of {before}."
+        logger.warning(
+            Event(
+                "kernel_changed",
+                "From step {step:,} on, {operation} is computed by {now} instead of {before}",
+                step=state.step + 1,
+                operation=name,
+                now=now,
+                before=before,
+            )
+        )
 
 
 def _start_record(state: TrainState, world: World, kept: KeptRecipe, peak: RunPeak) -> Record:
@@ -389,11 +421,32 @@ def _start_record(state: TrainState, world: World, kept: KeptRecipe, peak: RunPe
 
 def _say_changes(kept: KeptRecipe) -> None:
     for name, (before, now) in [*kept.changes.items()][:_MOST_CHANGES]:
-        told = f"This start changes {name} from {plain(before)} to {plain(now)}."
-        logger.info("changed %s from=%s to=%s", name, plain(before), plain(now), extra={"told": told})
+        f"This start changes {name} from {plain(before)} to {plain(now)}."
+        logger.info(
+            Event(
+                "setting_changed",
+                "This start changes {setting} from {before} to {now}",
+                setting=name,
+                before=plain(before),
+                now=plain(now),
+            )
+        )
     if len(kept.changes) > _MOST_CHANGES:
-        told = f"It changes {len(kept.changes)} settings in all: see {kept.file}."
-        logger.info("changed settings=%d recipe=%s", len(kept.changes), kept.file, extra={"told": told})
+        f"It changes {len(kept.changes)} settings in all: see {kept.file}."
+        logger.info(
+            Event(
+                "settings_changed",
+                "This start changes {settings} settings in all: see {path}",
+                settings=len(kept.changes),
+                path=kept.file,
+            )
+        )
+
+
+def _say_shortened(recipe: TrainConfig) -> None:
+    """Say that the schedule is fitted to a run that is shorter than its warm-up and decay."""
+    if change := shortened(recipe.schedule, steps=recipe.run.steps):
+        logger.info(Event("schedule_shortened", "{change}", change=change))
 
 
 def _say_raised_rate(recipe: TrainConfig, kept: KeptRecipe, *, step: int) -> None:
@@ -420,11 +473,17 @@ def _say_raised_rate(recipe: TrainConfig, kept: KeptRecipe, *, step: int) -> Non
             for name, (old, new) in kept.changes.items()
             if name in ("run.steps", "optim.learning_rate") or name.startswith(prefix)
         ]
-        told = (
-            f"The learning rate of step {step + 1:,} rises from {was:.3g} to {now:.3g}: {'; '.join(causes)}. "
-            f'To continue at {was:.3g}, set optim.learning_rate = {was:.3g} and schedule.rule = "constant".'
+        logger.warning(
+            Event(
+                "learning_rate_raised",
+                "The learning rate of step {step:,} rises from {before:.3g} to {now:.3g}: {causes}. To continue "
+                'at {before:.3g}, set optim.learning_rate = {before:.3g} and schedule.rule = "constant"',
+                step=step + 1,
+                before=was,
+                now=now,
+                causes="; ".join(causes),
+            )
         )
-        logger.warning("learning_rate step=%d from=%.3g to=%.3g", step + 1, was, now, extra={"told": told})
 
 
 def _optional_sinks(recipe: TrainConfig, state: TrainState, stack: ExitStack) -> list[Sink]:
@@ -467,20 +526,29 @@ def _peak(recipe: TrainConfig, world: World) -> RunPeak:
 
 def _say_peak(peak: RunPeak, world: World) -> None:
     ranks = world.ranks.world_size
-    who = f"{plural(ranks, 'process')} of {plural(peak.threads, 'thread')}"
+    f"{plural(ranks, 'process')} of {plural(peak.threads, 'thread')}"
     if peak.flops is None:
         logger.info(
-            "peak_flops=unknown ranks=%d threads=%d", ranks, peak.threads,
-            extra={
-                "told": f"Other work disturbed the measurement of the peak of {who}: "
-                "no MFU is recorded for this start."
-            },
-        )  # fmt: skip
+            Event(
+                "peak",
+                "Other work disturbed the measurement of the peak of {ranks} processes of {threads} "
+                "threads: no MFU is recorded for this start",
+                ranks=ranks,
+                threads=peak.threads,
+            )
+        )
     else:
         logger.info(
-            "peak_flops=%.4g ranks=%d threads=%d device=%s", peak.flops, ranks, peak.threads, peak.device,
-            extra={"told": f"Peak of {who}: {flops(peak.flops)}; MFU is relative to that."},
-        )  # fmt: skip
+            Event(
+                "peak",
+                "Peak of {ranks} processes of {threads} threads on {device}: {flop_per_s:flops}; MFU "
+                "is relative to that",
+                ranks=ranks,
+                threads=peak.threads,
+                device=peak.device,
+                flop_per_s=peak.flops,
+            )
+        )
 
 
 def _meter(recipe: TrainConfig, state: TrainState, world: World, peak: RunPeak) -> StepMeter:
@@ -505,9 +573,19 @@ def _warn_of_emulation(recipe: TrainConfig, world: World, peak: float) -> None:
         slower = peak_flops(world.device, torch.float32) / peak
         if slower > _EMULATED:
             logger.warning(
-                "compute=%s is emulated here, %.0f times slower than float32; use --set compute=float32",
-                recipe.compute,
-                slower,
+                Event(
+                    "compute_emulated",
+                    "compute = {compute!r} is emulated here, {slowdown:.0f} times slower than float32: "
+                    "use --set compute=float32",
+                    compute=recipe.compute,
+                    slowdown=slower,
+                )
             )
     if linear != "compute" and not has_native(RECIPES[linear], kind):
-        logger.warning("precision.linear=%s is emulated here: same rounding, no speedup", linear)
+        logger.warning(
+            Event(
+                "linear_emulated",
+                "precision.linear = {linear!r} is emulated here: same rounding, no speedup",
+                linear=linear,
+            )
+        )

@@ -16,6 +16,7 @@ from penstock.checkpoint.resume import agreed
 from penstock.core import clock
 from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.log import Event
 from penstock.data.types import IGNORED_LABEL
 from penstock.engine.llm import LLM
 from penstock.engine.sampling_params import Params, Sampling
@@ -86,7 +87,11 @@ class PromptSamples:
                 answers = [] if llm is None else self._ask(llm, progress)
         except LiveEngineFailed as error:
             if world.is_first:
-                log.warning("no samples step=%d: %s", state.step, error)
+                log.warning(
+                    Event(
+                        "samples_failed", "No samples at step {step:,}: {error}", step=state.step, error=error
+                    )
+                )
             return None
         if not world.is_first:
             return None
@@ -189,8 +194,15 @@ def _heldout(config: TrainConfig, processor: TextProcessor) -> list[SamplePrompt
         batch = loader.gather(np.array([row]))
         found += [prompt for prompt in _of_row(batch, asked, processor) if prompt not in found][:1]
     if len(found) < asked.heldout:
-        told = f"Only {len(found)} held-out documents can serve as prompts, of {asked.heldout} requested."
-        log.warning("samples.heldout found=%d of=%d", len(found), asked.heldout, extra={"told": told})
+        f"Only {len(found)} held-out documents can serve as prompts, of {asked.heldout} requested."
+        log.warning(
+            Event(
+                "samples_heldout",
+                "Only {found} held-out documents can serve as prompts, of {requested} requested",
+                found=len(found),
+                requested=asked.heldout,
+            )
+        )
     return found
 
 
@@ -251,7 +263,13 @@ def _check_lengths(prompts: Sequence[SamplePrompt], *, context: int) -> None:
 def _say(step: int, answer: Mapping[str, str]) -> None:
     prompt, text = (_shortened(answer[name]) for name in ("prompt", "answer"))
     log.info(
-        "sample step=%d prompt=%r answer=%r", step, prompt, text, extra={"told": f"  {prompt!r} -> {text!r}"}
+        Event(
+            "sample",
+            "Sample of step {step:,}: {prompt!r} -> {answer!r}",
+            step=step,
+            prompt=prompt,
+            answer=text,
+        )
     )
 
 

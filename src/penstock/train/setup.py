@@ -22,6 +22,7 @@ from penstock.core import config as configs
 from penstock.core.env import local_world_size, memory_bytes, num_gloo_interfaces
 from penstock.core.errors import ConfigError
 from penstock.core.files import TOKENIZER_FILE, write_atomic
+from penstock.core.log import Event
 from penstock.data import Loader
 from penstock.data.corpus.columns import LEARNED
 from penstock.data.corpus.spec import absolute
@@ -188,16 +189,19 @@ def _masters(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> di
 
 
 def _say_start(start: StartWeights, model: LlamaConfig) -> None:
-    told = f"Started from the weights in {start}."
-    log.info("started from=%s hash=%s", start, start.identity, extra={"told": told})
+    log.info(
+        Event("started", "Started from the weights in {path} (hash {hash})", path=start, hash=start.identity)
+    )
     if model.vocab_size > start.model.vocab_size:
         log.info(
-            "vocabulary grew from=%d to=%d", start.model.vocab_size, model.vocab_size,
-            extra={
-                "told": f"The corpora's tokenizer has tokens that the model lacks: its vocabulary grows from "
-                f"{start.model.vocab_size:,} to {model.vocab_size:,} rows. New rows are the mean of the old."
-            },
-        )  # fmt: skip
+            Event(
+                "vocabulary_grew",
+                "The corpora's tokenizer has tokens that the model lacks: its vocabulary grows from "
+                "{rows_before:,} to {rows:,} rows. New rows are the mean of the old",
+                rows_before=start.model.vocab_size,
+                rows=model.vocab_size,
+            )
+        )
 
 
 def open_state(
@@ -305,16 +309,18 @@ def restore(state: TrainState, config: TrainConfig, world: World) -> None:
     names = broadcast(world, [saved.name for saved in checkpoints(config)] if world.is_first else None)
     place = place_in(Path(config.run.dir), config.checkpoint.dir)
     if saved := resume([SavedCheckpoint(place, name) for name in names], from_):
-        told = f"Resumed after step {state.step:,}, from {saved}."
-        log.info("resumed step=%d from=%s", state.step, saved, extra={"told": told})
+        log.info(Event("resumed", "Resumed after step {step:,}, from {path}", step=state.step, path=saved))
         if world.is_first and state.resumed_numerics != NUMERICS:
             log.warning(
-                "numerics=changed before=%d now=%d Another version of Penstock, which computes in another "
-                "order, trained up to step %d. From here on losses may differ in their last digits from what "
-                "they would have been",
-                state.resumed_numerics,
-                NUMERICS,
-                state.step,
+                Event(
+                    "numerics_changed",
+                    "Another version of Penstock, which computes in another order (numerics {before}, now"
+                    " {now}), trained up to step {step:,}. From here on losses may differ in their last "
+                    "digits from what they would have been",
+                    before=state.resumed_numerics,
+                    now=NUMERICS,
+                    step=state.step,
+                )
             )
 
 

@@ -273,7 +273,7 @@ def test_damaged_pages_are_fetched_again_after_a_boot(
     monkeypatch.setattr(env, "boot_id", lambda: "the next one")
     again = RemoteStorage(web.url, quick_options(options.cache_folder, cache_bytes=2**29)).open("object")
     assert again.read(0, len(CONTENT)) == CONTENT
-    assert "cached page is damaged" in caplog.text
+    assert "in the cache is damaged" in caplog.text
     assert web.traffic.body_bytes == 3 * 2**20 + PAGE_BYTES
 
 

@@ -21,6 +21,11 @@ Run = Callable[..., Summary]
 Content = Callable[[Path], dict[str, bytes]]
 
 
+def events(caplog: pytest.LogCaptureFixture) -> list[tuple[str, object]]:
+    """Return the name and the source of each event."""
+    return [(record.msg.name, record.msg.values["source"]) for record in caplog.records]  # type: ignore[attr-defined]
+
+
 def documents(out: Path) -> list[list[int]]:
     """Read a corpus with nothing but pyarrow."""
     lists: list[list[int]] = []
@@ -154,9 +159,7 @@ def test_html_that_is_stored_with_its_tags_is_warned_about_once(
         (tmp_path / "in" / folder).mkdir()
         (tmp_path / "in" / folder / name).write_text(content)
     run(tmp_path / "in", tmp_path / "out", tokenizer, suffixes=(Path(name).suffix,), html="keep")
-    assert [record.getMessage() for record in caplog.records] == (
-        [f"html_as_text source={tmp_path}/in/x/{name} record=1"] if warned else []
-    )
+    assert events(caplog) == ([("html_as_text", f"{tmp_path}/in/x/{name}")] if warned else [])
 
 
 def test_html_that_is_extracted_is_told_once(
@@ -170,9 +173,7 @@ def test_html_that_is_extracted_is_told_once(
     caplog.set_level("INFO", "penstock.data")
     summary = run(tmp_path / "in", tmp_path / "out", tokenizer, suffixes=(".html",))
     assert summary.manifest.text_bytes == 2 * len("The penstock feeds the turbine.")
-    assert [r.getMessage() for r in caplog.records] == [
-        f"html_extracted source={tmp_path}/in/a.html record=1"
-    ]
+    assert events(caplog) == [("html_extracted", f"{tmp_path}/in/a.html")]
 
 
 PARTS = (
@@ -191,16 +192,14 @@ def test_a_part_of_a_page_is_stored_with_its_tags_and_warned_about_once(
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     summary = run(tmp_path / "a.jsonl", tmp_path / "out", tokenizer)
     assert summary.manifest.num_documents == len(texts)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"html_extracted source={tmp_path}/a.jsonl record=3",
-        f"html_part_as_text source={tmp_path}/a.jsonl record=4",
+    assert events(caplog) == [
+        ("html_extracted", f"{tmp_path}/a.jsonl, record 3,"),
+        ("html_part_as_text", f"{tmp_path}/a.jsonl, record 4,"),
     ]
-    assert "put <html> in front of each" in caplog.records[-1].told  # type: ignore[attr-defined]
+    assert "put <html> in front of each" in caplog.records[-1].getMessage()
     caplog.clear()
     run(tmp_path / "a.jsonl", tmp_path / "kept", tokenizer, html="keep")
-    assert [record.getMessage() for record in caplog.records] == [
-        f"html_as_text source={tmp_path}/a.jsonl record=3"
-    ]
+    assert events(caplog) == [("html_as_text", f"{tmp_path}/a.jsonl, record 3,")]
     (tmp_path / "a.vue").write_text(part)
     caplog.clear()
     run(tmp_path / "a.vue", tmp_path / "code", tokenizer, suffixes=(".vue",))

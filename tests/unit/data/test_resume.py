@@ -35,7 +35,7 @@ def test_another_setting_is_reported_and_only_applied_where_that_is_asked_for(
     assert tokens(again, range(8)) == tokens(loader, range(8))
     [change] = again.resume_changes
     assert (change.step, change.setting, change.applied) == (3, setting, False)
-    assert f"step=3 setting={setting} " in caplog.text
+    assert f"At step 3, {setting} is given" in caplog.text
     assert "not applied" in caplog.text
     caplog.clear()
     later = mix(**{"weights": {"web": 1, "code": 1}, **OTHER[setting]})

@@ -173,14 +173,14 @@ def test_a_device_that_is_full_starts_with_the_first(caplog):
         candidate("a", raises=torch.OutOfMemoryError("full")), candidate("b", raises=OSError())
     )
     assert choose([operation], CPU).chosen == {"double": "a"}
-    assert "measured=no" in caplog.text
+    assert "could not be measured" in caplog.text
     assert kept("a device", {"torch": "9"}).rows == {}
 
 
 def test_a_cache_that_cannot_be_written_is_a_line_in_the_log(measured_device, caplog):
     (measured_device / "kernels").write_text("a file")
     assert choose([doubling(SLOW, QUICK)], CPU).chosen == {"double": "quick"}
-    assert "kernels=not_kept" in caplog.text
+    assert "could not be kept" in caplog.text
 
 
 @pytest.mark.usefixtures("measured_device")
@@ -238,7 +238,7 @@ def test_a_resumed_run_uses_what_it_has_used_though_another_is_faster():
 def test_a_recorded_kernel_that_another_device_lacks_is_replaced(present, why, monkeypatch, caplog):
     monkeypatch.setattr(kernel_choice, "identity_of", lambda _: ("another", {"torch": "9"}))
     assert choose([doubling(*present)], CPU, recorded=OF_RUN).chosen == {"double": "quick"}
-    assert "recorded=replaced" in caplog.text
+    assert "is replaced" in caplog.text
     assert why in caplog.text
 
 
@@ -261,7 +261,7 @@ def pinned(tmp_path):
 def test_a_file_pins_a_choice(pinned, caplog):
     operations = [doubling(QUICK, SLOW), doubling(QUICK, SLOW, name="other")]
     assert choose(operations, CPU, setting=str(pinned)).chosen == {"double": "slow", "other": "quick"}
-    assert "has no entry for it" in caplog.text
+    assert "has no entry for" in caplog.text
     assert "other" in caplog.text
 
 
@@ -312,4 +312,4 @@ def test_a_choice_is_said_in_words():
 def test_a_choice_is_logged(caplog):
     with caplog.at_level(logging.INFO):
         choose([doubling(SLOW, QUICK)], CPU)
-    assert "operation=double kernel=quick" in caplog.text
+    assert "double: quick" in caplog.text

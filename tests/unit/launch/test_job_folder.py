@@ -131,7 +131,7 @@ def test_a_cause_of_any_characters_is_one_transition(folder, cause):
 def test_counts_that_cannot_be_written_are_a_warning(folder, caplog):
     (folder.path / "supervisor.json").mkdir()
     folder.write_supervisor(SupervisorState(idle=2))
-    assert "the counts of starts were not written" in caplog.text
+    assert "The counts of starts were not written" in caplog.text
 
 
 def test_one_launcher_holds_a_run(folder):

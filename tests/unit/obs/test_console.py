@@ -24,13 +24,12 @@ def test_without_a_terminal_each_validation_is_a_line_the_last_one_too(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     lines = said(capsys)
-    assert [line.split("  ")[1] for line in lines] == [
-        "loss 2.5000",
-        "validation 2.4000 (1.250 bits/byte)",
-        "loss 2.0000",
-        "validation 1.9000",
+    assert [line.partition("Z ")[2] for line in lines] == [
+        "Step 1 of 2: loss 2.5000, 1k tokens/s.",
+        "Step 1 of 2: validation loss 2.4000 (1.250 bits/byte).",
+        "Step 2 of 2: loss 2.0000, 1k tokens/s.",
+        "Step 2 of 2: validation loss 1.9000.",
     ]
-    assert lines[-1].startswith("step 2/2")
 
 
 def test_on_a_terminal_the_line_ends_with_the_last_validation(
@@ -51,7 +50,8 @@ def test_the_first_step_does_not_say_how_long_the_rest_takes(
         for step, now in ((41, 60.0), (42, 60.5), (61, 70.5), (100, 90.0)):  # noqa: B007
             line({"step": step, "loss": 2.0, "tokens_per_s": 10.0})
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["step 41/100", "step 61/100", "step 100/100"]
+    said_steps = [line.partition("Z ")[2].partition(":")[0] for line in lines]
+    assert said_steps == ["Step 41 of 100", "Step 61 of 100", "Step 100 of 100"]
     assert "left" not in lines[0]
-    assert lines[1].endswith("20.5 s left")  # 39 steps of 10.5 s / 20
+    assert lines[1].endswith("20.5 s left.")  # 39 steps of 10.5 s / 20
     assert "left" not in lines[2]

@@ -126,7 +126,7 @@ def test_what_cannot_be_reached_or_trusted_costs_reports_only(server, tmp_path, 
         told = replace(told, **{change: missing})
     with TrainJobStatus(told, steps=4, every_s=0.0) as sink:
         sink(step(1))
-        wait_for(lambda: "not reported" in caplog.text)
+        wait_for(lambda: "could not be reported" in caplog.text)
     assert sink.sent == 0
     assert not controller.reports
 

@@ -36,5 +36,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the chosen subcommand."""
-    with log.for_people():
+    with log.warnings_once():
         return run_subcommand("data", arguments)

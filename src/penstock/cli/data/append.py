@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from penstock.cli.data.prepare import (
@@ -17,6 +16,7 @@ from penstock.cli.data.prepare import (
     stopped,
 )
 from penstock.cli.progress import Display
+from penstock.cli.streams import warn
 from penstock.core.clock import monotonic
 from penstock.core.units import plural
 from penstock.data.corpus.manifest import tokenizer_at
@@ -79,10 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
     seconds, parts = monotonic() - began, len(done.corpus.part_ends)
     if done.same_as is not None:
-        print(
-            f"penstock: Part {done.same_as} has the same tokens: the corpus now has them twice.",
-            file=sys.stderr,
-        )
+        warn(f"Part {done.same_as} has the same tokens: the corpus now has them twice.")
     if arguments.json:
         added = as_json(corpus, done.added, seconds=seconds)
         whole = {"part": parts - 1, "corpus_tokens": done.corpus.num_tokens, "parts": parts}

@@ -3,7 +3,6 @@
 import argparse
 import json
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any
 
 from penstock.cli.options import add_fields, fields_of
 from penstock.cli.progress import Display
+from penstock.cli.streams import complain
 from penstock.core.clock import monotonic
 from penstock.core.config import dump
 from penstock.core.errors import UsageError
@@ -155,10 +155,9 @@ def stopped(
     """Say what a stopped preparation left in a folder; return the exit code."""
     interrupted = isinstance(stop, KeyboardInterrupt)
     again = "the same command" + (" without --restart" if restart else "")
-    print(
-        f"penstock: {'Interrupted' if interrupted else 'Terminated'}. {note}"
-        f"Finished shards in {folder}: {watch.latest.shards:,}; {again} continues.",
-        file=sys.stderr,
+    complain(
+        f"{'Interrupted' if interrupted else 'Terminated'}. {note}"
+        f"Finished shards in {folder}: {watch.latest.shards:,}; {again} continues."
     )
     return EXIT_INTERRUPTED if interrupted else EXIT_RESUMABLE
 

@@ -4,7 +4,8 @@ import argparse
 import sys
 
 from penstock.cli import launch_plan
-from penstock.cli.streams import complain, explain
+from penstock.cli.streams import explain, note
+from penstock.core import log
 from penstock.core.env import num_cores
 from penstock.core.files import write_atomic
 from penstock.core.signals import StopFlag
@@ -50,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     with plan.folder.held():  # or another launch changes the recipe of a run that goes on
         write_atomic(plan.folder.path / launch_plan.RECIPE_FILE, plan.recipe)
     work = work_of(plan.spec)
-    code = run_local(plan.spec, plan.folder, work, explain, flag=flag, say=complain)
+    log.set_up()
+    code = run_local(plan.spec, plan.folder, work, explain, flag=flag, say=note)
     sys.stdout.flush()
     sys.stderr.flush()
     return code

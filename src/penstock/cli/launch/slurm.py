@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from penstock.cli import launch_plan
 from penstock.cli.options import add_fields
-from penstock.cli.streams import complain
+from penstock.cli.streams import warn
 from penstock.core.errors import PenstockError
 from penstock.core.units import duration
 from penstock.launch.engines.sbatch_options import check_extra
@@ -91,5 +91,5 @@ def run(arguments: argparse.Namespace) -> int:
     with suppress(PenstockError):  # it is submitted
         state = slurm.ENGINE.state(plan.folder.job(), plan.folder)
         if state.is_stuck:
-            complain(f"Job {ident} will not start by itself. {state.reason}.")
+            warn(f"Job {ident} will not start by itself. {state.reason}.")
     return 0

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from penstock.core.errors import CorpusError
+from penstock.core.log import Event
 from penstock.core.packages import Package
 from penstock.data.formats import Format, Options
 from penstock.data.formats.choice import COLUMN, by_folder, in_order, one_split
@@ -246,7 +247,13 @@ def _differences(told: dict[str, Any], blob: Blob) -> Iterator[str]:  # Any: JSO
 
 @cache  # once a process, however many shards there are
 def _say_not_checked(kind: str) -> None:
-    log.warning("not_checked=%s reason=no installed package computes this checksum of MDS indices", kind)
+    log.warning(
+        Event(
+            "checksum_unchecked",
+            "{checksum} checksums of MDS indices are not verified: no installed package computes them",
+            checksum=kind,
+        )
+    )
 
 
 def _digest(kind: str) -> Any:  # Any: xxhash is not always installed

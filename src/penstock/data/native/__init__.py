@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from penstock.core.log import Event
 from penstock.core.native_build import NotBuilt, Unit, find_compiler, library_of
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,14 @@ def library() -> ctypes.CDLL | None:
     try:
         loaded = ctypes.CDLL(str(built_library()))
     except (NotBuilt, OSError) as error:
-        log.warning("native=off reason=%r effect='numpy makes batches instead, slower'", str(error))
+        log.warning(
+            Event(
+                "loader_functions_missing",
+                "The compiled functions of the loader are not used, numpy makes batches instead, "
+                "slower: {reason}",
+                reason=error,
+            )
+        )
         return None
     for name, arguments in _FUNCTIONS.items():
         function = getattr(loaded, name)

@@ -29,9 +29,9 @@ from pathlib import Path
 from penstock.core import clock, env
 from penstock.core.errors import CorpusError, PenstockError, RunLocked
 from penstock.core.files import MANIFEST_FILE
+from penstock.core.log import Event
 from penstock.core.signals import signal_name
 from penstock.core.system_errors import in_words
-from penstock.core.units import mib, si
 from penstock.data.corpus.manifest import load_manifest
 from penstock.data.prepare.inputs import Selection
 from penstock.data.prepare.plan import PrepareConfig, Progress
@@ -302,13 +302,14 @@ class Preparation:
                     pass_fds=(held,),
                 )
             self._children.append(child)
-            told = f"Preparing {self._what} in {self.folder}; training reads the finished parts."
             log.info(
-                "preparing corpus=%s folder=%s pid=%d",
-                self._what,
-                self.folder,
-                child.pid,
-                extra={"told": told},
+                Event(
+                    "preparing",
+                    "Preparing {corpus} in {path} (process {pid}); training reads the finished parts",
+                    corpus=self._what,
+                    path=self.folder,
+                    pid=child.pid,
+                )
             )
         finally:
             os.close(held)  # the preparer inherited it and keeps the lock
@@ -319,13 +320,15 @@ class Preparation:
             return
         self._reported = now
         log.info(
-            "preparing corpus=%s read=%s of=%s tokens=%s",
-            self._what, mib(status.done_bytes), mib(status.total_bytes), si(status.tokens),
-            extra={
-                "told": f"Preparing {self._what}: {mib(status.done_bytes)} of {mib(status.total_bytes)} "
-                f"are read, {si(status.tokens)} tokens."
-            },
-        )  # fmt: skip
+            Event(
+                "prepared",
+                "Preparing {corpus}: {done_bytes:bytes} of {total_bytes:bytes} are read, {tokens:si} tokens",
+                corpus=self._what,
+                done_bytes=status.done_bytes,
+                total_bytes=status.total_bytes,
+                tokens=status.tokens,
+            )
+        )
 
     def _failed(self, cause: str) -> CorpusError:
         return CorpusError(

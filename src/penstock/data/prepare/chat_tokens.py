@@ -19,6 +19,7 @@ import numpy.typing as npt
 from penstock.core.arrays import Bits, Tokens
 from penstock.core.env import num_cores
 from penstock.core.errors import ModelError, PenstockError, UsageError
+from penstock.core.log import Event
 from penstock.core.units import mib
 from penstock.data.corpus.columns import LEARNED, REJECTED
 from penstock.data.corpus.manifest import ColumnEntry
@@ -288,12 +289,20 @@ def _with_lengths(markers: Mapping[str, int]) -> str:
 
 def _warn_of_markers(as_text: Mapping[str, int]) -> None:
     """Log markers that are no tokens of the vocabulary, by their length in tokens."""
-    message = (
+    (
         "The template writes markers that are no tokens of the vocabulary, and are stored as text: "
         f"{_with_lengths(as_text)}. If the model was not trained so, use the tokenizer and the template of "
         "one model."
     )
-    log.warning("template_markers_as_text names=%s", ",".join(as_text), extra={"told": message})
+    log.warning(
+        Event(
+            "markers_as_text",
+            "The template writes markers that are no tokens of the vocabulary, and are stored as "
+            "text: {markers}. If the model was not trained so, use the tokenizer and the template"
+            " of one model",
+            markers=_with_lengths(as_text),
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.core.arrays import Bits, Tokens
 from penstock.core.errors import CorpusError
-from penstock.core.units import mib
+from penstock.core.log import Event
 from penstock.data.corpus.manifest import ColumnEntry
 from penstock.data.prepare.chat_tokens import ChatEncoder, Encoded
 from penstock.data.prepare.columnar import TABULAR
@@ -205,40 +205,52 @@ class _Filler:
 
 
 def _warn_of_html(file: InputFile, index: int) -> None:
-    message = (
-        f"{_where(file, index)} is HTML, and is stored with its tags, as is any other page. To train on the "
-        "text alone, leave --html keep out."
+    log.warning(
+        Event(
+            "html_as_text",
+            "{source} is HTML, and is stored with its tags, as is any other page. To train on the"
+            " text alone, leave --html keep out",
+            source=_where(file, index),
+        )
     )
-    log.warning("html_as_text source=%s record=%d", shown(file.path), index + 1, extra={"told": message})
 
 
 def _warn_of_part(file: InputFile, index: int) -> None:
-    message = (
-        f"{_where(file, index)} begins with a tag of HTML, but not as a page does: it is stored with its "
-        "tags, as is any other such text. To train on the text alone, put <html> in front of each."
+    log.warning(
+        Event(
+            "html_part_as_text",
+            "{source} begins with a tag of HTML, but not as a page does: it is stored with its "
+            "tags, as is any other such text. To train on the text alone, put <html> in front of "
+            "each",
+            source=_where(file, index),
+        )
     )
-    log.warning("html_part_as_text source=%s record=%d", shown(file.path), index + 1, extra={"told": message})
 
 
 def _say_extracted(file: InputFile, index: int) -> None:
-    message = (
-        f"{_where(file, index)} is HTML: of this and any other page the main text is stored, without "
-        "mark-up, menus and scripts."
+    log.warning(
+        Event(
+            "html_extracted",
+            "{source} is HTML: of this and any other page the main text is stored, without "
+            "mark-up, menus and scripts",
+            source=_where(file, index),
+        )
     )
-    log.warning("html_extracted source=%s record=%d", shown(file.path), index + 1, extra={"told": message})
 
 
 def _say_whole(files: Sequence[InputFile], place: RecordPosition, num_bytes: int, *, is_chat: bool) -> None:
     file, index = files[place[0]], place[1].index
     found = "as the template writes it" if is_chat else "of text in which this tokenizer's rules allow no cut"
-    memory = mib((_CHAT_MEMORY if is_chat else _WHOLE_MEMORY) * num_bytes)
-    message = (
-        f"{_where(file, index)} has {mib(num_bytes)} {found}. It is encoded as a whole, on one core, in "
-        f"about {memory} of memory."
-    )
-    told = {"told": message}
     log.info(
-        "encoding_whole source=%s record=%d bytes=%d", shown(file.path), index + 1, num_bytes, extra=told
+        Event(
+            "encoding_whole",
+            "{source} has {size_bytes:bytes} {what}. It is encoded as a whole, on one core, in about "
+            "{memory_bytes:bytes} of memory",
+            source=_where(file, index),
+            size_bytes=num_bytes,
+            what=found,
+            memory_bytes=(_CHAT_MEMORY if is_chat else _WHOLE_MEMORY) * num_bytes,
+        )
     )
 
 

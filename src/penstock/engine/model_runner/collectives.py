@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from penstock.core.errors import UsageError
+from penstock.core.log import Event
 from penstock.devices import accelerator
 from penstock.models.llama.tensor_slices import TensorParallelRank
 from penstock.nn import native
@@ -192,7 +193,7 @@ class RankGroup:
             try:
                 group.abort()
             except RuntimeError:  # it has already failed
-                log.debug("leaving the ranks", exc_info=True)
+                log.debug(Event("ranks_left", "The ranks could not be left in order"), exc_info=True)
 
 
 _TO_FIRST = dist.GatherOptions()

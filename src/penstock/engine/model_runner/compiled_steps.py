@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from penstock.core.clock import monotonic
 from penstock.core.env import cache_folder, set_compiled_programs
 from penstock.core.errors import ConfigError
+from penstock.core.log import Event
 from penstock.engine.config import Compile
 from penstock.engine.model_runner.graph_plan import sizes_up_to
 from penstock.engine.model_runner.kv_cache import BoundCache, PagedCache
@@ -174,7 +175,14 @@ class CompiledSteps:
             try:
                 self._run_alone(self._compiling, size)
             except Exception as error:  # a compiler may raise anything; uncompiled steps still work
-                log.warning("compile=failed size=%d reason=%r", size, str(error)[:500])
+                log.warning(
+                    Event(
+                        "compile_failed",
+                        "Steps of {tokens} tokens could not be compiled: {error}",
+                        tokens=size,
+                        error=str(error)[:500],
+                    )
+                )
                 return
             self._ready.add(size)
         if self._any is not None:
@@ -182,11 +190,22 @@ class CompiledSteps:
                 for size in _ANY_TOKENS:
                     self._run_alone(self._any.compiling, size)
             except Exception as error:
-                log.warning("compile=failed size=any reason=%r", str(error)[:500])
+                log.warning(
+                    Event(
+                        "compile_failed",
+                        "Steps of any size could not be compiled: {error}",
+                        error=str(error)[:500],
+                    )
+                )
                 return
             self._any.is_ready = True
         log.info(
-            "compile=done programs=%d seconds=%.1f", len(self._ready) + bool(self._any), monotonic() - started
+            Event(
+                "compiled",
+                "Compiled {programs} programs in {duration_s:.1f} s",
+                programs=len(self._ready) + bool(self._any),
+                duration_s=monotonic() - started,
+            )
         )
 
     @torch.inference_mode()

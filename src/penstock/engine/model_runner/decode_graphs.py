@@ -32,7 +32,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from penstock.core.clock import monotonic
-from penstock.core.units import mib
+from penstock.core.log import Event
 from penstock.devices import accelerator
 from penstock.engine.config import Compile
 from penstock.engine.model_runner.batch import StepBatch
@@ -231,25 +231,36 @@ class DecodeGraphs:
                     accelerator.free_cache()
                 if not is_out_of_memory(error):
                     log.warning(
-                        "graphs=failed size=%d reason=%r This size and smaller ones have no graph",
-                        size,
-                        str(error)[:500],
+                        Event(
+                            "graphs_failed",
+                            "No graph for {sequences} sequences and fewer: {error}",
+                            sequences=size,
+                            error=str(error)[:500],
+                        )
                     )
                     break
                 log.warning(
-                    "graphs=left_out size=%d reason=%r Larger steps are launched kernel by kernel, which is "
-                    "slower: give the cache less memory (--cache-gib), or lower --max-sequences",
-                    size,
-                    str(error)[:200],
+                    Event(
+                        "graphs_left_out",
+                        "No graph for {sequences} sequences, for want of memory: such steps are launched "
+                        "kernel by kernel, which is slower. Give the cache less memory (--cache-gib), or "
+                        "lower --max-sequences. {error}",
+                        sequences=size,
+                        error=str(error)[:200],
+                    )
                 )
                 continue
             self._graphs |= found
         seconds, taken = monotonic() - began, max(0, free - _free_bytes(self._cache.device))
         log.info(
-            "graphs=recorded sizes=%s seconds=%.1f memory=%s",
-            ",".join(map(str, self.sizes)),
-            seconds,
-            mib(taken),
+            Event(
+                "graphs_recorded",
+                "Recorded graphs of {sequences} sequences in {duration_s:.1f} s; they take "
+                "{memory_bytes:bytes}",
+                sequences=",".join(map(str, self.sizes)),
+                duration_s=seconds,
+                memory_bytes=taken,
+            )
         )
         return RecordedGraphs(sizes=tuple(self.sizes), seconds=seconds, num_bytes=taken)
 

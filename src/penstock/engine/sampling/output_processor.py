@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from penstock.core.log import Event
 from penstock.engine.model_runner.interface import StepOutput
 from penstock.engine.outputs import SampledTokens
 from penstock.engine.request import ContinuationScore, TokenLogprob
@@ -90,7 +91,14 @@ def _drawn(share: ScheduledTokens, draws: SamplerOutput, own: range) -> SampledT
     if first in draws.refused:
         return SampledTokens(error=draws.refused[first], is_refused=True)
     if first in draws.failed:
-        log.warning("An answer failed request=%d reason=%s", share.sequence.request_id, draws.failed[first])
+        log.warning(
+            Event(
+                "answer_failed",
+                "Request {request} failed: {reason}",
+                request=share.sequence.request_id,
+                reason=draws.failed[first],
+            )
+        )
         return SampledTokens(error=draws.failed[first])
     barren = draws.failed.keys() | draws.refused.keys()
     tokens = accepted_tokens(share.drafts, [draws.tokens[row] for row in own])

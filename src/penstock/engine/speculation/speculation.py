@@ -20,6 +20,7 @@ from typing import Protocol
 from torch import Tensor
 
 from penstock.core import clock
+from penstock.core.log import Event
 from penstock.engine.model_runner.batch import StepBatch
 from penstock.engine.scheduling.sequence import Sequence, StepPlan
 from penstock.engine.speculation.draft_length import DraftLength
@@ -105,7 +106,7 @@ class Speculation:
         try:
             found = self._drafter.propose(done, self._wanted(done))
         except Exception:  # answers need no drafts: decoding continues without
-            log.exception("Drafting failed; decoding continues without drafts")
+            log.exception(Event("drafting_failed", "Drafting failed; decoding continues without drafts"))
             self._failed = True
             return
         for share, drafts in zip(done.plan.shares, found, strict=True):

@@ -17,6 +17,7 @@ import torch
 from penstock.checkpoint.peft import read_settings
 from penstock.core import env
 from penstock.core.errors import ConfigError
+from penstock.core.log import Event
 from penstock.devices import accelerator
 from penstock.engine.config import EngineConfig
 from penstock.engine.model_runner.batch_invariance import check_batch_invariant, fix_rows
@@ -148,7 +149,14 @@ def part_of(
     if config.batch_invariant and device.type != "cpu":
         fix_rows(model)
     if config.weights == "auto":
-        log.info("weights=%s activations=%s chosen=auto", matrices, str(dtype).removeprefix("torch."))
+        log.info(
+            Event(
+                "weights_chosen",
+                "Chose {weights} weights and {activations} activations for this device",
+                weights=matrices,
+                activations=str(dtype).removeprefix("torch."),
+            )
+        )
     return ModelShard(
         model=model,
         adapters=adapters,

@@ -29,6 +29,7 @@ from typing import Any, Self
 
 from penstock.core import clock
 from penstock.core.errors import RunnerLost
+from penstock.core.log import Event
 from penstock.core.signals import signal_name
 
 log = logging.getLogger(__name__)
@@ -154,7 +155,7 @@ class RankProcesses:
                     f"The engine's ranks cannot continue: {self._cause(error)}",
                     fix="Start the engine again; the log messages above say more.",
                 )
-                log.error("ranks_lost cause=%s", self.lost)
+                log.error(Event("ranks_lost", "{cause}", cause=self.lost))
             return self.lost
 
     def _cause(self, error: BaseException | None) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.core.log import Event
 from penstock.devices import accelerator
 from penstock.engine.model_runner.batch import StepBatch
 from penstock.engine.model_runner.graph_plan import fixed_bytes
@@ -73,7 +74,13 @@ def graph_bytes(part: ModelShard, *, max_sequences: int, max_blocks: int, block_
         choose(logits, [Sampling(top_p=0.9)] * max_sequences, [0.5] * max_sequences)
         del logits
     except torch.OutOfMemoryError:
-        log.warning("graphs=too_large size=%d The largest graphs will be left out", max_sequences)
+        log.warning(
+            Event(
+                "graphs_too_large",
+                "A step of {sequences} sequences does not fit into memory: the largest graphs are left out",
+                sequences=max_sequences,
+            )
+        )
         return 0
     finally:
         peak = accelerator.peak_bytes(part.device)

@@ -18,6 +18,7 @@ from typing import Any
 
 from penstock.core import clock
 from penstock.core.errors import PenstockError
+from penstock.core.log import Event
 from penstock.launch.engines.kubernetes_api import ClusterConnection
 
 NAME = "penstock-operator"
@@ -61,7 +62,13 @@ class LeaderLease:
             except PenstockError as error:  # the API server is away, or the replica lacks a right
                 if str(error) != said:
                     said = str(error)
-                    _log.warning("the lease cannot be taken, and is tried again: %s", said)
+                    _log.warning(
+                        Event(
+                            "lease_untaken",
+                            "The lease cannot be taken, and is tried again: {error}",
+                            error=said,
+                        )
+                    )
             stopped.wait(self._duration_s / 5)
         return False
 
@@ -124,10 +131,10 @@ class LeaderLease:
                 if not self.take():
                     return lose("another replica leads")
             except PenstockError as error:  # `_watch` ends the lead in time
-                _log.warning("the lease was not renewed: %s", error)
+                _log.warning(Event("lease_unrenewed", "The lease was not renewed: {error}", error=error))
                 wait_s = self._duration_s * _AGAIN_AFTER
             except Exception:
-                _log.exception("the lease cannot be renewed")
+                _log.exception(Event("lease_failed", "The lease cannot be renewed"))
                 return lose("it cannot be renewed")
         return None
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock.core import clock
 from penstock.core.errors import PenstockError
+from penstock.core.log import Event
 from penstock.launch.controller.lease import LeaderLease, answer_s
 from penstock.launch.controller.reconcile import API, GROUP, KIND, Planner, Reconciler
 from penstock.launch.engines.kubernetes_api import ANSWER_S, ClusterConnection, connect
@@ -44,10 +45,24 @@ def run_operator(namespace: str, plan: Planner, *, identity: str, every_s: float
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    _log.info("waiting namespace=%s replica=%s", namespace, identity)
+    _log.info(
+        Event(
+            "waiting",
+            "Replica {replica} waits to lead in namespace {namespace}",
+            replica=identity,
+            namespace=namespace,
+        )
+    )
     if not lease.acquire(stopped):
         return 0
-    _log.info("leading namespace=%s replica=%s", namespace, identity)
+    _log.info(
+        Event(
+            "leading",
+            "Replica {replica} leads in namespace {namespace}",
+            replica=identity,
+            namespace=namespace,
+        )
+    )
     lease.keep(_leave)
     try:
         _look_until(stopped, connection, plan, every_s)
@@ -68,12 +83,16 @@ def _look_until(stopped: threading.Event, connection: "_Connection", plan: Plann
         except PenstockError as error:  # the API server is away, or refuses
             if str(error) != said:
                 said = str(error)
-                _log.warning("the runs cannot be listed, and are tried again: %s", said)
+                _log.warning(
+                    Event(
+                        "runs_unlisted", "The runs cannot be listed, and are tried again: {error}", error=said
+                    )
+                )
         stopped.wait(max(0.0, began + every_s - clock.monotonic()))
 
 
 def _leave(why: str) -> None:
-    _log.error("the lease was lost: %s", why)
+    _log.error(Event("lease_lost", "The lease was lost: {reason}", reason=why))
     logging.shutdown()
     os._exit(1)  # at once, so that no two act
 
@@ -107,9 +126,9 @@ def reconcile_all(cluster: ClusterConnection, plan: Planner, stopped: threading.
         try:
             reconcile_run(cluster, plan, run)
         except PenstockError as error:
-            _log.warning("run=%s error=%s", name, error)
+            _log.warning(Event("run_failed", "Run {run}: {error}", run=name, error=error))
         except Exception:  # the next time may succeed; other runs must not wait for that
-            _log.exception("run=%s", name)
+            _log.exception(Event("run_failed", "Run {run} could not be reconciled", run=name))
 
 
 def reconcile_run(cluster: ClusterConnection, plan: Planner, run: Mapping[str, Any]) -> None:  # Any: JSON

@@ -16,6 +16,7 @@ from typing import Any
 
 from penstock.core import clock
 from penstock.core.errors import PenstockError, UsageError
+from penstock.core.log import Event
 from penstock.launch.controller.decide import (
     JobSeen,
     PodSeen,
@@ -248,7 +249,10 @@ def planned(run: Mapping[str, Any], plan: Planner) -> tuple[RunPlan | None, str]
     except PenstockError as error:
         return None, str(error)
     except Exception as error:  # whatever a recipe makes our code raise concerns this run only
-        _log.warning("run=%s", run["metadata"]["name"], exc_info=True)
+        _log.warning(
+            Event("run_unread", "The specification of run {run} cannot be read", run=run["metadata"]["name"]),
+            exc_info=True,
+        )
         return None, f"The specification cannot be read: {type(error).__name__}: {error}"
     return found, ""
 

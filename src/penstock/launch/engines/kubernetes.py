@@ -14,6 +14,7 @@ from dataclasses import replace
 from penstock.core import clock
 from penstock.core.errors import PenstockError, UsageError, nearest
 from penstock.core.files import write_atomic
+from penstock.core.log import Event
 from penstock.core.units import plural
 from penstock.launch.engines.engine import JobState
 from penstock.launch.engines.kubernetes_api import (
@@ -90,7 +91,15 @@ def submit(
             try:
                 cluster.delete(found["apiVersion"], kind, name)
             except PenstockError as error:  # the first error is the one to tell
-                log.warning("%s %s of the run may be left: %s", kind, name, error)
+                log.warning(
+                    Event(
+                        "object_left",
+                        "{kind} {object} of the run may be left: {error}",
+                        kind=kind,
+                        object=name,
+                        error=error,
+                    )
+                )
         raise
     folder.log_event(
         "submitted", cause=f"to Kubernetes, {kind} {spec.name} of {where}", nodes=str(spec.nodes)

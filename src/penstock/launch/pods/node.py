@@ -22,8 +22,8 @@ from pathlib import Path
 
 from penstock.core import clock, env
 from penstock.core.errors import UsageError
+from penstock.core.log import Event
 from penstock.core.network.probe import probe_nics
-from penstock.core.units import duration
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED, die_with
 from penstock.launch.nodes.attempt import Explain, Work
@@ -215,7 +215,15 @@ def _wait_for(host: str, port: int, *, is_over: Callable[[], bool]) -> bool:
         if is_over():
             return False
         if clock.monotonic() > end:
-            log.warning("%s:%d, the first pod, has not answered for %s", host, port, duration(_JOIN_S))
+            log.warning(
+                Event(
+                    "first_pod_silent",
+                    "{host}:{port}, the first pod, has not answered for {waited_s:duration}",
+                    host=host,
+                    port=port,
+                    waited_s=_JOIN_S,
+                )
+            )
             return False
         clock.sleep(1.0)
     return False

@@ -12,6 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from penstock.core.log import Event
 from penstock.core.native_build import BeingBuilt, NotBuilt
 from penstock.nn.native.build import built_library
 
@@ -28,12 +29,22 @@ def is_available() -> bool:
     try:
         torch.ops.load_library(str(built_library()))  # type: ignore[no-untyped-call]
     except BeingBuilt as error:
-        told = f"{error}. Until then plain PyTorch computes, slower; the next start has them."
-        effect = "effect='plain torch computes until the next start, slower'"
-        log.warning(f"native=building reason=%r {effect}", str(error), extra={"told": told})
+        log.warning(
+            Event(
+                "operators_building",
+                "{reason}. Until then plain PyTorch computes, slower; the next start has them",
+                reason=error,
+            )
+        )
         return False
     except (NotBuilt, OSError) as error:  # OSError: the dynamic loader
-        log.warning("native=off reason=%r effect='plain torch computes instead, slower'", str(error))
+        log.warning(
+            Event(
+                "operators_missing",
+                "The C++ operators are not used, plain PyTorch computes instead, slower: {reason}",
+                reason=error,
+            )
+        )
         return False
     for name, fake in FAKES.items():
         torch.library.register_fake(f"penstock::{name}", fake)

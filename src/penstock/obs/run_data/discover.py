@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core import clock
 from penstock.core.errors import CorpusError, PenstockError, UsageError
+from penstock.core.log import Event
 from penstock.obs.metric_names import METRICS_FILE, STARTS_FOLDER
 from penstock.obs.run_data.run_files import LocalFiles, RunFiles, StoredFiles
 from penstock.storage.address import is_remote, parse
@@ -160,7 +161,7 @@ class _StoreSearch:
         try:
             self._search()
         except CorpusError as error:
-            log.warning("object store is not read reason=%s", error)
+            log.warning(Event("store_unread", "The object store cannot be read: {error}", error=error))
         finally:
             self._searched = clock.monotonic()
             self._lock.release()

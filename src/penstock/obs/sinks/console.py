@@ -1,11 +1,12 @@
-"""Console sink: a live progress line with rich on a terminal, else plain lines for some steps."""
+"""Console sink: a live progress line with rich on a terminal, else events of the log for some steps."""
 
 import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from penstock.core import clock
-from penstock.core.units import duration, si
+from penstock.core.log import Event, print_event
+from penstock.core.units import si
 from penstock.obs.sinks import Record
 from penstock.obs.time_left import TimeLeft
 
@@ -54,32 +55,66 @@ class ProgressLine:
         """Show one record."""
         if "validation_loss" in record:
             self._validated(record)
-        if record.get("event") == "evaluation" and self._bar is None:
-            said = "  ".join(f"{name} {value:.4f}" for name, value in record["task_scores"].items())
-            print(f"step {record['step']}/{self._steps}  {said}", file=sys.stderr, flush=True)  # noqa: T201
         if "loss" in record:
             self._stepped(record)
 
     def _validated(self, record: Record) -> None:
-        bits = record.get("validation_bits_per_byte")
-        said = f"validation {record['validation_loss']:.4f}" + (
-            "" if bits is None else f" ({bits:.3f} bits/byte)"
-        )
-        if self._bar is None:
-            print(f"step {record['step']}/{self._steps}  {said}", file=sys.stderr, flush=True)  # noqa: T201
-            return
-        self._validation = f"  {said}"
-        self._bar.update(self._task, description=f"{self._loss}{self._validation}  {self._rate}")
+        step, loss, bits = record["step"], record["validation_loss"], record.get("validation_bits_per_byte")
+        in_bits = "" if bits is None else f" ({bits:.3f} bits/byte)"
+        if self._bar is not None:
+            self._validation = f"  validation {loss:.4f}{in_bits}"
+            self._bar.update(self._task, description=f"{self._loss}{self._validation}  {self._rate}")
+        elif bits is None:
+            event = Event(
+                "validated",
+                "Step {step:,} of {steps:,}: validation loss {validation_loss:.4f}",
+                step=step,
+                steps=self._steps,
+                validation_loss=loss,
+            )
+            print_event(event, source=__name__)
+        else:
+            event = Event(
+                "validated",
+                "Step {step:,} of {steps:,}: validation loss {validation_loss:.4f} ({bits_per_byte:.3f} "
+                "bits/byte)",
+                step=step,
+                steps=self._steps,
+                validation_loss=loss,
+                bits_per_byte=bits,
+            )
+            print_event(event, source=__name__)
 
     def _stepped(self, record: Record) -> None:
         self._loss, self._rate = f"loss {record['loss']:.4f}", f"{si(record['tokens_per_s'])} tokens/s"
-        text = f"{self._loss}{self._validation}  {self._rate}"
         if self._bar is not None:
+            text = f"{self._loss}{self._validation}  {self._rate}"
             self._bar.update(self._task, completed=record["step"], description=text)
             return
         now = clock.monotonic()
-        seconds = self._time_left.after(record["step"], now=now)
+        left_s = self._time_left.after(record["step"], now=now)
         if now - self._said >= _PLAIN_EVERY_S or record["step"] in (self._done + 1, self._steps):
             self._said = now
-            left = f"  {duration(seconds)} left" if seconds else ""
-            print(f"step {record['step']}/{self._steps}  {text}{left}", file=sys.stderr, flush=True)  # noqa: T201
+            print_event(_step_event(record, steps=self._steps, left_s=left_s), source=__name__)
+
+
+def _step_event(record: Record, *, steps: int, left_s: float | None) -> Event:
+    step, loss, speed = record["step"], record["loss"], record["tokens_per_s"]
+    if not left_s:
+        return Event(
+            "step",
+            "Step {step:,} of {steps:,}: loss {loss:.4f}, {tokens_per_s:si} tokens/s",
+            step=step,
+            steps=steps,
+            loss=loss,
+            tokens_per_s=speed,
+        )
+    return Event(
+        "step",
+        "Step {step:,} of {steps:,}: loss {loss:.4f}, {tokens_per_s:si} tokens/s, {left_s:duration} left",
+        step=step,
+        steps=steps,
+        loss=loss,
+        tokens_per_s=speed,
+        left_s=left_s,
+    )

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from penstock.core import clock
 from penstock.core.env import StatusServer
+from penstock.core.log import Event
 from penstock.core.pod_https import Credentials, Refused, send
 from penstock.obs.sinks import Record
 from penstock.obs.time_left import TimeLeft
@@ -120,7 +121,14 @@ class TrainJobStatus:
             self._is_closing = True
             self._changed.notify()
         self._thread.join(_LAST_S)
-        log.info("trainjob status reports sent=%d dropped=%d", self.sent, self.dropped)
+        log.info(
+            Event(
+                "trainjob_reports",
+                "Sent {sent} reports of the TrainJob status, dropped {dropped}",
+                sent=self.sent,
+                dropped=self.dropped,
+            )
+        )
 
     def _offer(self) -> None:
         report = trainer_status(self._latest, steps=self._steps, left_s=self._left_s, at=clock.utc_now())
@@ -167,7 +175,14 @@ class TrainJobStatus:
             else:
                 self.dropped += 1
         if not self._failures:
-            log.warning("trainjob status not reported to %s: %s", self._server.url, error)
+            log.warning(
+                Event(
+                    "trainjob_unreported",
+                    "The TrainJob status could not be reported to {url}: {error}",
+                    url=self._server.url,
+                    error=error,
+                )
+            )
         self._failures += 1
         pause_s = min(_PAUSE_S * 2 ** (self._failures - 1), _LONGEST_PAUSE_S)
         asked_s = error.retry_after_s if isinstance(error, Refused) else None

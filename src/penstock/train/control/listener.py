@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock.core import clock, config, env
 from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.log import Event
 from penstock.data import Loader, open_corpus
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.spec import node_range
@@ -74,7 +75,14 @@ class Control:
         self._answers = [config.build(ControlReply, found) for found in told]
         for found in follow(self._loader, self._answers):
             told = f"Request {found.number} is applied again: {found.said}."
-            log.info("applied again request=%d: %s", found.number, found.said, extra={"told": told})
+            log.info(
+                Event(
+                    "request_again",
+                    "Request {request} is applied again: {reply}",
+                    request=found.number,
+                    reply=found.said,
+                )
+            )
         self._extend()
         self.take_up(is_start=True)
 
@@ -113,7 +121,7 @@ class Control:
                 self._tell_supervisors()
         for each in found if self._world.is_first else ():
             told = f"Request {each.number}: {each.said}."
-            log.info("request=%d: %s", each.number, each.said, extra={"told": told})
+            log.info(Event("request", "Request {request}: {reply}", request=each.number, reply=each.said))
             self._answer(each)
         return found
 
@@ -134,13 +142,19 @@ class Control:
             try:
                 job.ask_to_stop(env.variable(env.JOB))
             except OSError as error:
-                log.warning("the stop cannot be noted, so the run may be started again: %s", error)
+                log.warning(
+                    Event(
+                        "stop_unnoted",
+                        "The stop cannot be noted, so the run may be started again: {error}",
+                        error=error,
+                    )
+                )
 
     def _waiting(self) -> list[int]:
         try:
             return requests.open_requests(self._run)[:_MOST_AT_ONCE]
         except OSError as error:
-            log.warning("requests cannot be read: %s", error)
+            log.warning(Event("requests_unread", "Requests cannot be read: {error}", error=error))
             return []
 
     def _answer(self, found: ControlReply) -> None:
@@ -148,7 +162,14 @@ class Control:
         try:
             requests.answer(self._run, found)
         except OSError as error:
-            log.warning("request=%d: its answer cannot be written: %s", found.number, error)
+            log.warning(
+                Event(
+                    "reply_unwritten",
+                    "The answer to request {request} cannot be written: {error}",
+                    request=found.number,
+                    error=error,
+                )
+            )
 
     def _read(self) -> list[dict[str, Any]]:  # Any: JSON values
         """Return the waiting requests; unreadable ones are answered and moved aside."""
@@ -161,7 +182,7 @@ class Control:
                 good.append(asdict(request))
             except PenstockError as error:
                 said = f"refused: {error}"
-                log.warning("request=%d: %s", number, said)
+                log.warning(Event("request", "Request {request}: {reply}", request=number, reply=said))
                 with suppress(OSError):
                     requests.set_aside(self._run, number)
                 self._answer(ControlReply(number=number, taken_up=False, said=said, step=self._loader.step))
@@ -175,7 +196,14 @@ class Control:
         try:
             return self._parts_on_disk(name)
         except (PenstockError, OSError) as error:
-            log.warning("the parts of corpus=%s cannot be read here: %s", name, error)
+            log.warning(
+                Event(
+                    "parts_unread",
+                    "The parts of corpus {corpus} cannot be read here: {error}",
+                    corpus=name,
+                    error=error,
+                )
+            )
             return 0
 
     def _seen_by_all(self, asked: Sequence[ControlRequest]) -> list[ControlRequest]:
@@ -198,7 +226,13 @@ class Control:
             if unseen or parts <= known_parts(loader, name):
                 continue
             loader.extend_corpus(name, parts=parts)
-            told = f"Corpus {name} has grown: {parts} parts from step {loader.step + 1:,} on."
+            f"Corpus {name} has grown: {parts} parts from step {loader.step + 1:,} on."
             log.info(
-                "corpus=%s grew: %d parts from step=%d on", name, parts, loader.step, extra={"told": told}
+                Event(
+                    "corpus_grew",
+                    "Corpus {corpus} has grown: {parts} parts from step {step:,} on",
+                    corpus=name,
+                    parts=parts,
+                    step=loader.step + 1,
+                )
             )

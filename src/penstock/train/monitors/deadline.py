@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from penstock.core import clock
+from penstock.core.log import Event
 from penstock.launch.local import EXIT_STOPPED
 from penstock.parallel.mesh import is_of_lost_peer
 
@@ -57,9 +58,12 @@ class Deadline(AbstractContextManager["Deadline"]):
         try:
             if self._says:
                 log.warning(
-                    "not saved within %g s of the request to stop (guard.stop_within_s): "
-                    "the run resumes from the checkpoint before",
-                    self._within_s,
+                    Event(
+                        "save_late",
+                        "The run was not saved within {within_s:g} s of the request to stop "
+                        "(guard.stop_within_s): it resumes from the checkpoint before",
+                        within_s=self._within_s,
+                    )
                 )
         finally:
             self._end()

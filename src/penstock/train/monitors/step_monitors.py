@@ -8,6 +8,7 @@ import logging
 from dataclasses import dataclass
 from statistics import median
 
+from penstock.core.log import Event
 from penstock.obs.meter import Rates
 from penstock.obs.sinks import Record
 from penstock.parallel.flight_recorder import TrafficMeter
@@ -46,8 +47,18 @@ class Stragglers:
         slowest = max(range(who.world_size), key=times.__getitem__)
         middle = median(times)
         if times[slowest] >= self._ratio * middle and self._world.is_first:
-            said = "the others wait for rank=%d own_s=%.3f median_s=%.3f steps=%d to %d"
-            log.warning(said, slowest, times[slowest], middle, step - steps + 1, step)
+            log.warning(
+                Event(
+                    "straggler",
+                    "The others wait for rank {rank}: its own work took {own_s:.3f} s a step, the median "
+                    "{median_s:.3f} s (steps {first:,} to {last:,})",
+                    rank=slowest,
+                    own_s=times[slowest],
+                    median_s=middle,
+                    first=step - steps + 1,
+                    last=step,
+                )
+            )
         return [
             {
                 "event": "ranks",

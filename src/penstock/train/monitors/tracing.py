@@ -12,6 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from penstock.core.errors import PenstockError
+from penstock.core.log import Event
 from penstock.devices import accelerator
 from penstock.obs.metric_names import TRACES_FOLDER
 from penstock.train.recipe.config import MeasureConfig, steps_of
@@ -54,14 +55,27 @@ class Windows(AbstractContextManager["Windows"]):
             self._folder.mkdir(parents=True, exist_ok=True)
             recording.write(self._folder / name)
         except OSError as error:  # a trace must not end the run
-            log.warning("%s of steps %d to %d not written: %s", kind, first, self._last, error)
+            log.warning(
+                Event(
+                    "trace_unwritten",
+                    "The {kind} of steps {first:,} to {last:,} was not written: {error}",
+                    kind=kind,
+                    first=first,
+                    last=self._last,
+                    error=error,
+                )
+            )
         else:
             file = self._folder / name
             log.info(
-                "wrote %s=%s",
-                kind,
-                file,
-                extra={"told": f"Wrote the {kind} of steps {first} to {self._last}: {file}"},
+                Event(
+                    "trace",
+                    "Wrote the {kind} of steps {first:,} to {last:,}: {path}",
+                    kind=kind,
+                    first=first,
+                    last=self._last,
+                    path=file,
+                )
             )
 
     def __exit__(self, *_: object) -> None:

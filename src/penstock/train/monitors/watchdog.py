@@ -20,6 +20,7 @@ from pathlib import Path
 from penstock.core import clock
 from penstock.core.errors import PenstockError
 from penstock.core.files import write_json
+from penstock.core.log import Event
 from penstock.obs.hang_report import LastWords, diagnose, read_words
 from penstock.obs.metric_names import HANGS_FOLDER
 from penstock.parallel.ethernet.all_to_all import MESSAGES
@@ -98,7 +99,14 @@ class Watchdog(AbstractContextManager["Watchdog"]):
             everyone = self._wait_for_others(words)
             if min(each.rank for each in everyone) == self._rank:
                 text = diagnose(everyone, world_size=self._world_size, waited_s=waited_s)
-                log.error("%s Every rank's calls and collectives: %s", text, self._folder)
+                log.error(
+                    Event(
+                        "hang",
+                        "{diagnosis} Every rank's calls and collectives: {path}",
+                        diagnosis=text,
+                        path=self._folder,
+                    )
+                )
         finally:
             self._end()
 

@@ -37,7 +37,10 @@ def shortened(schedule: ScheduleConfig, *, steps: int) -> str:
     if fitted is schedule:
         return ""
     if schedule.rule != "wsd" or not schedule.decay_steps:
-        return f"Warm-up takes {fitted.warmup_steps:,} of the {steps:,} steps instead of {schedule.warmup_steps:,}"
+        return (
+            f"Warm-up takes {fitted.warmup_steps:,} of the {steps:,} steps instead of "
+            f"{schedule.warmup_steps:,}"
+        )
     return (
         f"Warm-up and decay take {fitted.warmup_steps:,} and {fitted.decay_steps:,} of the {steps:,} steps "
         f"instead of {schedule.warmup_steps:,} and {schedule.decay_steps:,}"

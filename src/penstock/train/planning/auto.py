@@ -18,6 +18,7 @@ import torch
 from penstock.core import env
 from penstock.core.config import Raw
 from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.log import Event
 from penstock.core.network.nics import usable
 from penstock.core.network.probe import probe_nics
 from penstock.devices import accelerator
@@ -87,17 +88,17 @@ def _planned_now(raw: Raw, config: TrainConfig, *, world_size: int) -> Sections:
     found = search(question_of(build_recipe(raw), raw), cluster)
     best = found.best
     logger.info(
-        "planned %r on=%r plans=%d tokens_s_device=%.4g band=%.2g memory_gib=%.3g",
-        described(best),
-        f"{cluster.nodes} x {cluster.devices_per_node} {cluster.device.name}",
-        found.tried,
-        best.speed,
-        best.prediction.band,
-        best.memory.total / 2**30,
-        extra={
-            "told": f"Of {found.tried:,} plans the best is {described(best)}: "
-            f"{best.speed:,.0f} tokens/s a device, {best.memory.total / 2**30:.1f} GiB each."
-        },
+        Event(
+            "planned",
+            "Of {plans:,} plans for {cluster} the best is {plan}: {tokens_per_s:,.0f} tokens/s a "
+            "device (within {band:.0%}), {memory_bytes:bytes} each",
+            plans=found.tried,
+            cluster=f"{cluster.nodes} x {cluster.devices_per_node} {cluster.device.name}",
+            plan=described(best),
+            tokens_per_s=best.speed,
+            band=best.prediction.band,
+            memory_bytes=round(best.memory.total),
+        )
     )
     return sections_of(best.job)
 
@@ -131,7 +132,7 @@ def _chosen_before(raw: Raw, config: TrainConfig, *, world_size: int) -> Section
         kept["recompute"].pop("budget", None)
     if not _is_possible(with_plan(raw, kept), world_size=world_size):
         return None
-    logger.info("planned as before: %s", file)
+    logger.info(Event("planned_before", "Planned as before, in {path}", path=file))
     return kept
 
 

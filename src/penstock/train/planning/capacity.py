@@ -110,7 +110,7 @@ def _check(needed: int, there: int, *, what: str, oversubscribe: bool) -> None:
         return
     said = f"The run needs {mib(needed)} {what}, and there are {mib(there)}"
     if needed <= REFUSED_ABOVE * there or oversubscribe:
-        log.warning("%s", said)
+        log.warning(said)
         return
     raise ConfigError(
         said,

@@ -99,7 +99,7 @@ class ScheduleConfig:
             raise ConfigError("schedule.final_share must be between 0 and 1", got=self.final_share)
 
     def fitted(self, steps: int) -> "ScheduleConfig":
-        """Return the schedule for a run: if warm-up and decay are longer than it, they take half of its steps.
+        """Return the schedule for a run: warm-up and decay that exceed it take half of its steps.
 
         They keep their ratio, so that a short run tries every phase of a long one.
 

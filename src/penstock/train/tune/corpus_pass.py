@@ -22,6 +22,7 @@ from penstock.core import clock, config
 from penstock.core.arrays import Table
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import remove_tree, take_lock, write_json
+from penstock.core.log import Event
 from penstock.data.corpus.columns import ColumnWriter, read_index
 from penstock.data.corpus.corpus import Corpus
 from penstock.data.corpus.manifest import ColumnEntry
@@ -293,9 +294,15 @@ def progress_said(what: str, blocks: int, *, says: bool) -> Callable[[int], None
             said = now
             left = (now - began) / done * (blocks - done)
             log.info(
-                "%s blocks=%d of=%d seconds_left=%.0f", what, done, blocks, left,
-                extra={"told": f"{what}: {done / blocks:.0%}" + (f", {left:.0f} s left." if left else ".")},
-            )  # fmt: skip
+                Event(
+                    "pass",
+                    "{what}: {done:,} of {blocks:,} blocks, {left_s:duration} left",
+                    what=what,
+                    done=done,
+                    blocks=blocks,
+                    left_s=left,
+                )
+            )
 
     return on_block
 

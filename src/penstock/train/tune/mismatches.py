@@ -27,6 +27,7 @@ from torch import Tensor
 from penstock.core.arrays import Float64, Int64
 from penstock.core.errors import CorpusError
 from penstock.core.files import take_lock, write_atomic
+from penstock.core.log import Event
 from penstock.data.corpus.columns import LEARNED
 from penstock.data.corpus.corpus import Corpus
 from penstock.data.packing import whole
@@ -227,8 +228,15 @@ def mismatches_of(
         file, examples = mismatched_file(corpus, model, length=length), Examples(corpus)
         if of.world.most(not file.is_file()):
             if of.world.is_first:
-                told = f"Computing the reference of mismatched answers of corpus {name!r} once."
-                log.info("mismatched corpus=%s examples=%d", name, len(examples), extra={"told": told})
+                log.info(
+                    Event(
+                        "mismatches",
+                        "Computing the reference of mismatched answers of corpus {corpus!r} once: "
+                        "{examples:,} examples",
+                        corpus=name,
+                        examples=len(examples),
+                    )
+                )
             table = _computed(examples, of, length=length, slices=slices)
             if of.world.ranks.local_rank == 0:
                 _write(file, table)

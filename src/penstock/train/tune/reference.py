@@ -16,6 +16,7 @@ from torch import Tensor
 
 from penstock.core import config
 from penstock.core.env import cache_folder
+from penstock.core.log import Event
 from penstock.data.corpus.columns import INDEX_FILE, REJECTED
 from penstock.data.corpus.corpus import Corpus
 from penstock.data.corpus.manifest import ColumnEntry
@@ -110,12 +111,15 @@ def _compute(
     partial = Partial(folder, corpus, [ENTRY], made_with, keeps=keeps and not folder.exists())
     first = -round(world.most(-partial.blocks if keeps else -rows.num_blocks))
     if world.is_first:
-        told = (
-            f"Computing the reference log-probabilities of corpus {name!r} once: {rows.num_tokens:,} tokens "
-            f"by the starting model. They are kept in {folder}."
-        )
         log.info(
-            "reference corpus=%s tokens=%d folder=%s", name, rows.num_tokens, folder, extra={"told": told}
+            Event(
+                "reference",
+                "Computing the reference log-probabilities of corpus {corpus!r} once: {tokens:,} "
+                "tokens by the starting model. They are kept in {path}",
+                corpus=name,
+                tokens=rows.num_tokens,
+                path=folder,
+            )
         )
     on_block = progress_said(f"Reference of {name!r}", rows.num_blocks, says=world.is_first)
     was_training = of.model.training

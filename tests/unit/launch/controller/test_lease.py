@@ -169,4 +169,4 @@ def test_a_replica_that_cannot_ask_for_the_lease_says_why_once_and_goes_on(store
 
     store.before = refuse_at_first
     assert lease.acquire(threading.Event())
-    assert caplog.text.count("the lease cannot be taken, and is tried again: leases is forbidden") == 1
+    assert caplog.text.count("The lease cannot be taken, and is tried again: leases is forbidden") == 1
