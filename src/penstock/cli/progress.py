@@ -51,6 +51,8 @@ class Display(AbstractContextManager["Display"]):
         left_s = left_after(elapsed_s, done - self._began[1], left=(total or 0) - done)
         if self._bar is not None and self._task is not None:
             left = "" if left_s is None else f"{duration(left_s)} left"
+            if not total:
+                left = f"{duration(elapsed_s)} so far"
             note = left if rate is None else f"{si(tokens or 0)} tokens  {si(rate)} tokens/s  {left}"
             percent = f"{done / total:.0%}" if total else ""
             self._bar.update(
@@ -59,6 +61,11 @@ class Display(AbstractContextManager["Display"]):
         elif total and now - self._shown[0] >= _SECONDS_BETWEEN_LINES:
             self._shown = (now, done, tokens or 0)
             print_event(_event(stage, done / total, tokens, rate, left_s))
+        elif not total and now - self._shown[0] >= _SECONDS_BETWEEN_LINES:
+            self._shown = (now, done, tokens or 0)
+            print_event(
+                Event("progress", "{stage}: {elapsed_s:duration} so far", stage=stage, elapsed_s=elapsed_s)
+            )
 
     def __enter__(self) -> "Display":
         if self._bar is not None:

@@ -1,7 +1,7 @@
 """Log on standard error, one line per event: a sentence with a time stamp, or the same event as keys.
 
     log = logging.getLogger(__name__)
-    log.info(Event("saved", "Saved step {step:,} in {write_s:.1f} s: {path}", step=7, write_s=0.2, path=path))
+    log.info(Event("saved", "Saved step {step:,} in {write_s:.1f} s: {path}", step=7, write_s=0.2, path=p))
 
     2026-11-28T19:20:00Z Saved step 7 in 0.2 s: runs/first/checkpoints/step-00000007.
     time=2026-11-28T19:20:00Z level=info event=saved step=7 write_s=0.2 ...

@@ -1,4 +1,4 @@
-"""The log on standard error: one line an event, as a sentence or as keys; rank 0 for all, warnings from any."""
+"""The log on standard error: one line an event, as a sentence or as keys; warnings from any rank."""
 
 import json
 import logging
@@ -149,6 +149,6 @@ def test_logfmt_is_read_back_whatever_the_values(values: dict[str, str]) -> None
 
 def test_another_format_is_refused_with_the_choices() -> None:
     with pytest.raises(
-        UsageError, match="--log-format is text, logfmt or json .got 'jsn'.. Did you mean 'json'"
+        UsageError, match=r"--log-format is text, logfmt or json .got 'jsn'.. Did you mean 'json'"
     ):
         choose_format("jsn")

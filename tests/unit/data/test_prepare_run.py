@@ -159,7 +159,8 @@ def test_html_that_is_stored_with_its_tags_is_warned_about_once(
         (tmp_path / "in" / folder).mkdir()
         (tmp_path / "in" / folder / name).write_text(content)
     run(tmp_path / "in", tmp_path / "out", tokenizer, suffixes=(Path(name).suffix,), html="keep")
-    assert events(caplog) == ([("html_as_text", f"{tmp_path}/in/x/{name}")] if warned else [])
+    place = f"{tmp_path}/in/x/{name}{', record 1,' if name.endswith('.jsonl') else ''}"
+    assert events(caplog) == ([("html_as_text", place)] if warned else [])
 
 
 def test_html_that_is_extracted_is_told_once(

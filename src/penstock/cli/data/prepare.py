@@ -31,7 +31,7 @@ from penstock.data.prepare import (
 )
 from penstock.data.prepare.chat_tokens import CUT, DROPPED, TURNS
 from penstock.data.prepare.documents import EMPTY, NOT_ERRORS, TOO_LONG
-from penstock.data.prepare.plan import ChatConfig
+from penstock.data.prepare.plan import TOKENISING, ChatConfig
 
 EXIT_INTERRUPTED, EXIT_RESUMABLE = 130, 75
 
@@ -155,10 +155,10 @@ def stopped(
     """Say what a stopped preparation left in a folder; return the exit code."""
     interrupted = isinstance(stop, KeyboardInterrupt)
     again = "the same command" + (" without --restart" if restart else "")
-    complain(
-        f"{'Interrupted' if interrupted else 'Terminated'}. {note}"
-        f"Finished shards in {folder}: {watch.latest.shards:,}; {again} continues."
-    )
+    left = f"Finished shards in {folder}: {watch.latest.shards:,}; {again} continues."
+    if not folder.exists():
+        left = "Nothing was finished, and nothing is left."
+    complain(f"{'Interrupted' if interrupted else 'Terminated'}. {note}{left}")
     return EXIT_INTERRUPTED if interrupted else EXIT_RESUMABLE
 
 
@@ -184,13 +184,11 @@ class PrepareProgress:
     def show(self, progress: Progress) -> None:
         """Handle the next progress report."""
         self.latest = progress
-        if progress.total_bytes:
+        tokens = None
+        if progress.stage == TOKENISING:
             self._first = self._first or progress
-            self._display.show(
-                progress.stage, progress.done_bytes, progress.total_bytes, tokens=progress.tokens
-            )
-        else:  # training a tokenizer: the library reports no progress
-            self._display.show(progress.stage, 0, None)
+            tokens = progress.tokens
+        self._display.show(progress.stage, progress.done_bytes, progress.total_bytes or None, tokens=tokens)
 
 
 def as_json(

@@ -109,7 +109,12 @@ def append(
             remove_tree(work)
         work.mkdir(exist_ok=True)
         write_atomic(work / _BASE, old.fingerprint)
-        added = prepared()
+        try:
+            added = prepared()
+        except BaseException:
+            if [path.name for path in work.iterdir()] == [_BASE]:  # nothing to continue with
+                remove_tree(work)
+            raise
         check_columns(corpus, old, added.manifest)
         new = _with_part(old, added.manifest)
         _adopt(corpus, work, new, part=len(old.part_ends))

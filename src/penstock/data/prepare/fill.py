@@ -20,7 +20,7 @@ from penstock.data.prepare.documents import Document, ReadOptions, Record, Rejec
 from penstock.data.prepare.html import HtmlRule, is_html, tag_of_part
 from penstock.data.prepare.inputs import is_code, shown
 from penstock.data.prepare.journal import Journal, JournalEntry, open_journal, read_journal, remove_strays
-from penstock.data.prepare.plan import InputFile, OnProgress, PreparationPlan, Progress
+from penstock.data.prepare.plan import TOKENISING, InputFile, OnProgress, PreparationPlan, Progress
 from penstock.data.prepare.shards import ShardBuilder
 from penstock.data.prepare.tokenize import OnWait, OnWhole, RecordPosition, tokenised
 from penstock.text.tokenizer import Tokenizer
@@ -185,7 +185,7 @@ class _Filler:
     def progress(self, number: int, consumed: int) -> Progress:
         """Return the progress after `consumed` bytes of input file `number`."""
         return Progress(
-            stage="tokenise",
+            stage=TOKENISING,
             done_bytes=self._bytes_before[number] + consumed,
             total_bytes=self._bytes_before[-1],
             tokens=self._tokens + self._builder.num_tokens,

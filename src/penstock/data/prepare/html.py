@@ -7,7 +7,7 @@ page, or Markdown, whose lines extraction would join: it is left as it is, with 
 """
 
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.core.errors import PackageMissing, PenstockError
 from penstock.core.packages import Package
@@ -33,6 +33,14 @@ _TAGS = (
     "table tbody td th thead tr u ul"
 )
 _PART = re.compile(rf"{_BEFORE}({'|'.join(_TAGS.split())})(?=[\s/>])", re.I | re.S)
+_INLINE_TAGS = (
+    "a abbr acronym b bdi bdo big cite code data del dfn em font i img input ins kbd label mark q s samp "
+    "small span strike strong sub sup time tt u var wbr"
+)
+_INLINE = set(_INLINE_TAGS.split())
+_KEEPING = ("pre", "code", "textarea")
+_RUN = re.compile(r"[ \t\n\r\f]+")
+_LINE_ENDS = re.compile(r"[ \t]+(?:\n|\Z)")
 _SUFFIXES = (".html", ".htm", ".xhtml")
 
 
@@ -63,16 +71,57 @@ def is_named_html(path: str) -> bool:
 def text_of_html(page: str) -> str:
     """Return the main text of a page: paragraphs, lists and tables, one a line; "" if it has none.
 
+    White space is what a browser shows: runs are one space, except in `<pre>`, `<code>` and `<textarea>`.
+
     Raises:
         PackageMissing: trafilatura is not installed.
         ValueError: the page cannot be parsed.
     """
     try:
-        return trafilatura.extract(page, include_comments=False, favor_recall=True) or ""
+        tree = trafilatura.load_html(page)
+        if tree is not None:
+            _collapse_white_space(tree)
+        text = trafilatura.extract(page if tree is None else tree, include_comments=False, favor_recall=True)
+        return _LINE_ENDS.sub("\n", text or "")
     except PenstockError:
         raise
     except Exception as error:  # of lxml and of trafilatura, for pages made to break them
         raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def _collapse_white_space(tree: Any) -> None:  # Any: lxml's HtmlElement, which has no types
+    """Make runs of white space one space, and none at the begin of a block, as a browser does."""
+    from lxml import etree  # trafilatura's
+
+    kept_in: Any = None
+    after_space = True
+    for event, element in etree.iterwalk(tree, events=("start", "end", "comment", "pi")):
+        if event == "start":
+            if kept_in is None and element.tag in _KEEPING:
+                kept_in = element
+            after_space |= element.tag not in _INLINE
+            if kept_in is None:
+                element.text, after_space = _collapsed(element.text, after_space=after_space)
+            else:
+                after_space &= not element.text
+            continue
+        after_space |= event == "end" and element.tag not in _INLINE
+        kept_in = None if element is kept_in else kept_in
+        if kept_in is None:
+            element.tail, after_space = _collapsed(element.tail, after_space=after_space)
+
+
+def _collapsed(text: str | None, *, after_space: bool) -> tuple[str | None, bool]:
+    """Return a text with single spaces, and True if a space at the begin of the next one is not shown.
+
+    >>> _collapsed(" a \\n\\t b ", after_space=True)
+    ('a b ', True)
+    """
+    if not text:
+        return text, after_space
+    text = _RUN.sub(" ", text)
+    text = text.removeprefix(" ") if after_space else text
+    return text, text.endswith(" ") if text else after_space
 
 
 def check_extractor(path: str) -> None:

@@ -25,7 +25,7 @@ from penstock.data.prepare.plan import InputFile, Kind
 _PLAIN = ".txt .text .md .markdown .rst .adoc .org .tex .html .htm .xml"
 _CODE = (
     ".py .pyi .ipynb .c .h .cc .cpp .cxx .hh .hpp .cu .cuh .rs .go .java .kt .scala .swift .cs .fs .js .jsx"
-    " .mjs .ts .tsx .vue .css .scss .rb .php .pl .pm .lua .r .jl .m .hs .ml .mli .ex .exs .erl .clj .lisp .el"
+    " .mjs .ts .tsx .vue .rb .php .pl .pm .lua .r .jl .m .hs .ml .mli .ex .exs .erl .clj .lisp .el"
     " .scm .sh .bash .zsh .fish .ps1 .sql .proto .toml .yaml .yml .ini .cfg .cmake .mk .gradle .nix .tf"
     " .dockerfile .asm .s .f90 .zig"
 )

@@ -9,7 +9,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
@@ -197,6 +197,40 @@ def clear(folder: Path, *, keep: Path | None) -> None:
     for path in (*(folder / name for name in names), *appended, *shard_files(folder), folder / plan.FILE):
         if keep is None or not path.exists() or not path.samefile(keep):
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def nothing_left(folder: Path) -> Iterator[None]:
+    """Remove what a preparation wrote if it fails with nothing finished: no shard, no trained tokenizer.
+
+    Files that were in the folder before stay, and so does the folder if it was there.
+    """
+    is_new = not folder.exists()
+    before = set() if is_new else set(folder.iterdir())
+    if folder / plan.FILE in before:  # continues an earlier one
+        yield
+        return
+    try:
+        yield
+    except BaseException:
+        for path in _worthless(folder) - before:
+            path.unlink(missing_ok=True)
+        if is_new:
+            with suppress(OSError):  # not empty: something is worth keeping
+                folder.rmdir()
+        raise
+
+
+def _worthless(folder: Path) -> set[Path]:
+    """Return the files of a preparation that has finished nothing; none if it has finished something."""
+    stored = plan.load_plan(folder) if folder.is_dir() else None
+    journal = folder / FILE
+    if journal.is_file() and journal.stat().st_size:
+        return set()
+    if stored is not None and "train-tokenizer" in stored.options and (folder / TOKENIZER_FILE).exists():
+        return set()
+    names = (FILE, REJECTED_FILE, TOKENIZER_FILE, *TEMPLATE_FILES, plan.FILE, ".lock")
+    return {*(folder / name for name in names), *shard_files(folder)}
 
 
 def remove_strays(folder: Path, *, keep: set[str]) -> None:

@@ -332,4 +332,7 @@ class Progress:
     """Inputs rejected."""
 
 
+TOKENISING = "tokenise"
+"""Stage that writes the shards."""
+
 OnProgress = Callable[[Progress], None]

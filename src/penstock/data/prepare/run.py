@@ -33,6 +33,7 @@ from penstock.data.prepare.plan import (
     OnProgress,
     PreparationPlan,
     PrepareConfig,
+    Progress,
     make_plan,
 )
 from penstock.data.prepare.train_tokenizer import settle_tokenizer
@@ -68,6 +69,8 @@ def prepare(
 ) -> Summary:
     """Prepare a corpus folder from text files, or continue an interrupted run.
 
+    If it fails before anything is finished that a second start could use, no file of it is left.
+
     Args:
         paths: files and folders, in reading order.
         restart: first delete any corpus in the folder.
@@ -86,10 +89,12 @@ def prepare(
     given = Tokenizer.load(config.tokenizer) if config.tokenizer else None
     selection = selection or Selection()
     selection = replace(selection, never=selection.never or out, chat=config.chat is not None)
+    on_progress(Progress(stage="find the inputs"))
     files, skipped = find_inputs(paths, selection)
     chat = None
     if config.chat is not None:
         assert config.tokenizer is not None
+        on_progress(Progress(stage="look at the conversations"))
         chat = chat_setup(config.chat, files, tokenizer=config.tokenizer, zstd_long=config.zstd_long)
     else:
         _check_texts(files, config)
@@ -99,7 +104,7 @@ def prepare(
         tokenizer=given.fingerprint if given else None,
         chat=chat.options if chat else None,
     )
-    with exclusive(out, purpose="data prepare"):
+    with folder.nothing_left(out), exclusive(out, purpose="data prepare"):
         if restart:
             folder.clear(out, keep=config.tokenizer)
         state = folder.settle(out, plan)

@@ -7,7 +7,7 @@ every n-th is used whole.
 """
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from penstock.core.files import TOKENIZER_FILE
@@ -79,17 +79,38 @@ def settle_tokenizer(
     if path.is_file():
         return Tokenizer.load(path)
     size = min(plan.input_bytes, SAMPLE_BYTES)
-    on_progress(Progress(stage=f"train the tokenizer on {mib(size)}"))
-    tokenizer = _train(plan, options)
+    tokenizer = _train(plan, options, size=size, on_progress=on_progress)
     tokenizer.save(path)
     return tokenizer
 
 
-def _train(plan: PreparationPlan, options: ReadOptions) -> Tokenizer:
-    # In a thread, because the library does not return to Python for seconds, and Ctrl-C must work.
+_LOOK_EVERY_S = 0.2
+
+
+def _train(plan: PreparationPlan, options: ReadOptions, *, size: int, on_progress: OnProgress) -> Tokenizer:
+    """Train in a thread: the library does not return to Python for seconds, and Ctrl-C must work.
+
+    Args:
+        size: bytes of the sample.
+    """
+    read_bytes = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal read_bytes
+        for text in sample_texts(plan.files, options):
+            yield text
+            read_bytes += len(text.encode(errors="surrogatepass"))
+        read_bytes = size
+
     pool = ThreadPoolExecutor(1, thread_name_prefix="train-tokenizer")
     try:
-        texts = sample_texts(plan.files, options)
-        return pool.submit(train_tokenizer, texts, vocab_size=int(plan.options["train-tokenizer"])).result()
+        future = pool.submit(train_tokenizer, texts(), vocab_size=int(plan.options["train-tokenizer"]))
+        while wait([future], timeout=_LOOK_EVERY_S).not_done:
+            if read_bytes < size:
+                stage = "read text for the tokenizer"
+                on_progress(Progress(stage=stage, done_bytes=read_bytes, total_bytes=size))
+            else:
+                on_progress(Progress(stage=f"train the tokenizer on {mib(size)}"))
+        return future.result()
     finally:
         pool.shutdown(wait=False)

@@ -1,15 +1,20 @@
 """HTML pages: recognised, extracted, refused without the extractor, and never in silence."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.core.errors import PackageMissing
 from penstock.data.prepare import html
 from penstock.data.prepare.documents import Document, ReadOptions, read_records
+from penstock.data.prepare.html import text_of_html
 from penstock.data.prepare.inputs import Selection, find_inputs
+from tests.examples import examples
 
 PAGE = """<!DOCTYPE html><html><head><title>T</title><style>p {color: red}</style></head><body>
 <nav><a href="/">Home</a> <a href="/about">About us</a></nav>
@@ -98,3 +103,38 @@ def test_many_comments_before_a_page_or_a_text_take_no_time() -> None:
     assert html.is_html(f"{comments}<html>", "a.txt")
     assert not html.is_html(f"{comments} text", "a.txt")
     assert not html.is_html("<!-- <html> never ends", "a.txt")
+
+
+SPACES = st.text(" \t\n\r", min_size=1, max_size=6)
+
+
+@given(
+    words=st.lists(st.tuples(SPACES, st.sampled_from(["", "b", "span", "p", "div", "li", "td"])), min_size=2)
+)
+@examples(60)
+def test_white_space_of_a_page_is_what_a_browser_shows(words: list[tuple[str, str]]) -> None:
+    inner = "".join(
+        f"{space}word{number}{space}" if not tag else f"{space}<{tag}>{space}word{number}{space}</{tag}>"
+        for number, (space, tag) in enumerate(words)
+    )
+    text = text_of_html(f"<html><body><div>{inner}</div></body></html>")
+    assert re.search(r"[ \t\r]{2}|\t|\r|\n\s|[ \t]\n", text) is None, text
+
+
+PROGRAM = "if x:\n\t\treturn  1"
+
+
+@pytest.mark.parametrize("marked", [f"<pre>{PROGRAM}</pre>", f"<p>Type <code>{PROGRAM}</code>\t\n now.</p>"])
+def test_white_space_of_programs_is_kept(marked: str) -> None:
+    text = text_of_html(f"<html><body><p>A \t\n line.</p>{marked}</body></html>")
+    assert "A line." in text
+    assert PROGRAM in text
+
+
+def test_style_sheets_are_no_text_unless_they_are_asked_for(tmp_path: Path) -> None:
+    for name in ("a.css", "b.scss", "c.css.gz", "d.txt"):
+        (tmp_path / name).write_text("p { color: red }")
+    files, _ = find_inputs([str(tmp_path)], Selection())
+    assert [Path(file.path).name for file in files] == ["d.txt"]
+    files, _ = find_inputs([str(tmp_path)], Selection(suffixes=(".css",)))
+    assert [Path(file.path).name for file in files] == ["a.css"]
