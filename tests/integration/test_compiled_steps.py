@@ -218,7 +218,7 @@ def test_a_compiler_that_fails_leaves_plain_code(caplog):
     compiled.start()
     compiled.wait()
     assert not compiled.ready
-    assert "Steps of 1 tokens could not be compiled" in caplog.text
+    assert "Steps of 1 token could not be compiled" in caplog.text
     assert all(logits.isfinite().all() for logits in logits_of(*parts, compiled))
     compiled.close()
     compiled.close()

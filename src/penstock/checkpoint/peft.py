@@ -18,6 +18,7 @@ metadata of the weights, where PEFT passes over it. An adapter for another base 
 import json
 import math
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -301,7 +302,8 @@ def read_settings(folder: Path) -> Mapping[str, Any]:  # Any: JSON
 
 def _where_an_adapter_may_be(folder: Path) -> str:
     if (folder / INDEX_FILE).is_file() or (folder / CHECKPOINTS).is_dir():
-        return f"Write its adapter with `penstock export {folder} --out FOLDER`, and give FOLDER."
+        return f"Write its adapter with `penstock export {shlex.quote(str(folder))} --out FOLDER`, and give "
+            "FOLDER."
     below = min(folder.glob(f"*/{_CONFIG}"), default=None)  # PEFT's place for named adapters
     return f"Give {below.parent}." if below else "Give the folder of a LoRA adapter saved by PEFT."
 

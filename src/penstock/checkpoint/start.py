@@ -1,6 +1,7 @@
 """Starting weights of a run: a Hugging Face folder, or a checkpoint of another run; no torch."""
 
 import hashlib
+import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,8 @@ def not_a_model(folder: Path) -> ModelError:
     """Return the error for the folder of an adapter in place of a model's."""
     return ModelError(
         f"{folder} is an adapter, and a model is needed",
-        fix=f"Merge it into its base with `penstock export {folder} --merge --out FOLDER`, and give FOLDER.",
+        fix=f"Merge it into its base with `penstock export {shlex.quote(str(folder))} --merge --out FOLDER`, "
+        "and give FOLDER.",
     )
 
 
@@ -84,7 +86,8 @@ def check_weights(start: StartWeights) -> None:
     if index.meta.adapter is not None:
         raise CheckpointError(
             f"{start.saved} has an adapter only, not the weights that it adapts",
-            fix=f"Merge them: penstock export {start.folder} --merge --out FOLDER; then start from FOLDER.",
+            fix=f"Merge them: penstock export {shlex.quote(str(start.folder))} --merge --out FOLDER; then start "
+            "from FOLDER.",
         )
     for name, shape in start.model.parameter_shapes.items():
         entry = index.tensors.get(f"{MODEL}{name}")

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Converse until the user leaves; return the exit code."""
-    params = params_of(arguments)
+    params_of(arguments)  # refuses wrong values before the model is opened
     if isinstance(sys.stdin, io.TextIOWrapper):  # not where a test or notebook has replaced it
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     system = utf8_text(arguments.system or "", name="--system")
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
                 f"Talking to {name} ({arguments.path}), {llm.capacity.context:,} tokens at most. "
                 "/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
             )
-        return _converse(llm, start, params)
+        return _converse(llm, start, params_of(arguments, llm.default_sampling))
 
 
 def _converse(llm: "LLM", start: list["Message"], params: Params) -> int:

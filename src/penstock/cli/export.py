@@ -16,6 +16,7 @@ exit codes: 0 done, 1 no model or a damaged one, or the folder cannot be written
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 
 from penstock.checkpoint.find import SavedCheckpoint, find
@@ -115,7 +116,7 @@ def _export_adapter(saved: SavedCheckpoint, arguments: argparse.Namespace) -> in
     weights = "" if meta.adapter.base == "compute" else f" --weights {meta.adapter.base}"
     if meta.adapter.new_rows:
         print(f"in PEFT, first resize its base: model.resize_token_embeddings({meta.model.vocab_size})")
-    served = f"{base}{weights} --adapter NAME={arguments.out}"
+    served = f"{shlex.quote(str(base))}{weights} --adapter {shlex.quote(f'NAME={arguments.out}')}"
     print(f"serve it with its base: penstock serve {served}")
     return 0
 

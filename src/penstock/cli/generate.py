@@ -34,12 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Generate; return the exit code."""
-    params = params_of(arguments)
+    params_of(arguments)  # refuses wrong values before the model is opened
     prompt = _prompt(arguments.prompt)
     from penstock.engine.llm import LLM  # torch, which a help text and a refusal do without
 
     with LLM(arguments.path, alone(arguments)) as llm:
-        request = llm.request(prompt, params)
+        request = llm.request(prompt, params_of(arguments, llm.default_sampling))
         pieces = llm.stream(request)
         if arguments.json:
             record = _record(prompt, request, list(pieces))

@@ -176,7 +176,9 @@ def _dispatch(words: list[str], *, debug: bool) -> int:
         return 0 if words else EXIT_USAGE
     verb = words[0]
     if verb not in _MODULES:
-        top.error(f"unknown command {verb!r}. {nearest(verb, list(VERBS))}")
+        options = {"version": "--version", "help": "--help"}
+        known = f"Type penstock {options[verb]}." if verb in options else nearest(verb, list(VERBS))
+        top.error(f"unknown command {verb!r}. {known}")
     __import__(_MODULES[verb])
     module = sys.modules[_module_of(verb)]
     parser = _Parser(

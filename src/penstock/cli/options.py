@@ -15,7 +15,7 @@ from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from penstock.cli.streams import utf8_text
 from penstock.core.checks import MOST_SECONDS
@@ -25,10 +25,16 @@ from penstock.core.units import Count, parse_count
 from penstock.engine.config import EngineConfig
 from penstock.engine.sampling_params import Params, Sampling
 
+OF_MODEL_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Fields of `Sampling` whose defaults are those of the model's generation_config.json, else the field's."""
+
 MODEL_FIELDS = (
     *("device", "weights", "activations", "cache", "kernels", "max_context", "drafts", "num_drafts"),
 )
 """Fields of `EngineConfig` that are options of every command that opens an engine."""
+
+OF_MODEL: Final = argparse.SUPPRESS
+"""Default of an option whose value is the model's unless it is given; `fields_of` then leaves it out."""
 
 _OTHERWISE = re.compile(r"(.*?)[;.,]? ?\b(?:None|False|[Ee]mpty): (.*)")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -113,6 +119,8 @@ def _argument(kind: Any, default: object, text: str) -> dict[str, Any]:  # Any: 
         return {**settings, "required": True, "help": text}
     unit = " s" if kind is seconds else ""
     shown = otherwise or (f"{default:g}{unit}" if isinstance(default, float) else default)
+    if default == OF_MODEL:
+        shown = "the model's"
     if kind == Count:
         shown = f"{default:,}"
     if shown == "":
@@ -235,13 +243,15 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare how tokens are drawn, and by what engine."""
     add_fields(parser, Params, "max_tokens", stop_texts="--stop")
     drawn = parser.add_mutually_exclusive_group()
-    add_fields(drawn, Sampling, "temperature")
+    of_model = dict.fromkeys(OF_MODEL_FIELDS, OF_MODEL)
+    add_fields(drawn, Sampling, "temperature", defaults=of_model)
     drawn.add_argument("--greedy", action="store_true", help="always the likeliest token")
     add_fields(
         parser,
         Sampling,
         *("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
         *("min_tokens", "seed"),
+        defaults=of_model,
     )
     engine = parser.add_argument_group("engine")
     engine.add_argument("--adapter", type=Path, metavar="FOLDER", help="a LoRA adapter of this model")
@@ -266,9 +276,13 @@ def recipe_settings(arguments: argparse.Namespace) -> list[str]:
     return [*arguments.set, *([f"model.ignored_keys={json.dumps(ignored)}"] if ignored else [])]
 
 
-def params_of(arguments: argparse.Namespace) -> Params:
-    """Return the settings that `add_answer_arguments` declared of them."""
-    sampling = Sampling(**fields_of(arguments, Sampling))
+def params_of(arguments: argparse.Namespace, default: Sampling | None = None) -> Params:
+    """Return the settings that `add_answer_arguments` declared of them.
+
+    Args:
+        default: sampling of the model, for options that are not given; None: it is not open yet.
+    """
+    sampling = replace(default or Sampling(), **fields_of(arguments, Sampling))
     params = Params(**fields_of(arguments, Params))
     return replace(
         params,

@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.engine.llm import LLM  # torch, which a help text does without
     from penstock.engine.model_runner.open import open_config
     from penstock.serve.app import build_service
-    from penstock.serve.state import API_SAMPLING, recommended_sampling
+    from penstock.serve.state import API_SAMPLING
 
     with open_socket(arguments.host, arguments.port) as sock, LLM(arguments.path, config) as llm:
         service = build_service(
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
             adapters=config.adapters,
             limits=limits,
             created=int(clock.unix_seconds()),
-            sampling=API_SAMPLING if arguments.api_sampling else recommended_sampling(llm.text_processor),
+            sampling=API_SAMPLING if arguments.api_sampling else llm.default_sampling,
             splits_reasoning=arguments.split_reasoning,
             ignored_keys=open_config(
                 arguments.path, step=config.checkpoint, ignored_keys=config.ignored_keys

@@ -45,6 +45,18 @@ class PenstockError(Exception):
         super().__init__(f"{message}{end} {fix}" if fix else f"{message}{end}")
 
 
+def damaged(name: object, error: Exception) -> str:
+    """Return that a file is damaged, and why, with its name once.
+
+    >>> damaged("a.json", PenstockError("a.json is not valid JSON: line 1"))
+    'a.json is damaged: it is not valid JSON: line 1'
+    """
+    why = str(error).removesuffix(".")
+    if why.startswith(f"{name} "):
+        why = f"it {why.removeprefix(f'{name} ')}"
+    return f"{name} is damaged: {why}"
+
+
 class UsageError(PenstockError):
     """The command line or recipe is wrong; nothing was started."""
 

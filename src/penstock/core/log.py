@@ -1,13 +1,13 @@
 """Log on standard error, one line per event: a sentence with a time stamp, or the same event as keys.
 
     log = logging.getLogger(__name__)
-    log.info(Event("saved", "Saved step {step:,} in {write_s:.1f} s: {path}", step=7, write_s=0.2, path=p))
+    log.info(Event("saved", "Saved step {step:,} in {write_s:.1f} s", step=7, write_s=0.2))
 
-    2026-11-28T19:20:00Z Saved step 7 in 0.2 s: runs/first/checkpoints/step-00000007.
-    time=2026-11-28T19:20:00Z level=info event=saved step=7 write_s=0.2 ...
+    2026-11-28T19:20:00Z Saved step 7 in 0.2 s.
+    time=2026-11-28T19:20:00Z level=info logger=penstock.somewhere event=saved step=7 write_s=0.2 ...
 
-A terminal gets the sentence without the time. An event's keys are the names in its sentence, so that no format
-says more than another; a name ends with its unit (`_s`, `_bytes`).
+A terminal gets the sentence without the time. Keys are the names of the sentence, so no format says
+more than another. A name ends with its unit (`_s`, `_bytes`).
 """
 
 import json
@@ -26,7 +26,7 @@ from penstock.core.errors import UsageError, nearest
 
 
 class _Words(string.Formatter):
-    """Formatter of sentences, with formats of units, and `shell` for a word of a command line."""
+    """Formatter of sentences: formats of units, `#noun` for a count, `shell` for a word of a command."""
 
     _FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
         "bytes": units.mib,
@@ -38,6 +38,8 @@ class _Words(string.Formatter):
 
     def format_field(self, value: Any, format_spec: str) -> str:  # Any: what a sentence names
         """Return a value as text."""
+        if format_spec.startswith("#"):
+            return units.plural(value, format_spec[1:])
         in_unit = self._FORMATS.get(format_spec)
         return str(format(value, format_spec)) if in_unit is None else in_unit(value)
 
@@ -48,7 +50,8 @@ class Event:
     Args:
         name: name of the kind of event, for programs: `saved`.
         sentence: what a person reads, with fields of `str.format` that name the values. There are also the
-            formats `bytes`, `duration`, `si` and `flops`, and `shell`, which quotes for a shell.
+            formats `bytes`, `duration`, `si` and `flops`; `#step`, which writes "1 step" or "2 steps"; and
+            `shell`, which quotes for a shell.
         values: plain values, paths and errors by name; others are written as their text.
 
     >>> str(Event("saved", "Saved step {step:,}", step=1200))

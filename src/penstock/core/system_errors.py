@@ -73,7 +73,8 @@ def _no_file(path: Path) -> str:
     missing = next((part for part in reversed(path.parents) if not part.exists()), None)
     if missing is not None and missing != path:
         return f"{_name(path)} does not exist, nor does its folder {_name(missing)}. Check the path."
-    return f"{_name(path)} does not exist. Check the path; it is relative to {Path.cwd()}."
+    where = "" if path.is_absolute() else f"; it is relative to {Path.cwd()}"
+    return f"{_name(path)} does not exist. Check the path{where}."
 
 
 def _is_folder(path: Path) -> str:

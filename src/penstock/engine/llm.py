@@ -28,7 +28,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.outputs import Collected, RequestOutput
 from penstock.engine.prompts import Prompt, check_prompt, prompts_of, room_after, token_ids
 from penstock.engine.request import OutputDelta, Request
-from penstock.engine.sampling_params import Params, params_for
+from penstock.engine.sampling_params import Params, Sampling, params_for
 from penstock.engine.text_processor import TextProcessor
 from penstock.text.chat_template import Message
 
@@ -84,6 +84,15 @@ class LLM:
     def words(self) -> TextProcessor:
         """Older name of `text_processor`."""
         return self.text_processor
+
+    @property
+    def default_sampling(self) -> Sampling:
+        """Sampling of requests that name none: the model's `generation_config.json`, else temperature 1.
+
+        Raises:
+            UsageError: the file has values out of range.
+        """
+        return self.text_processor.default_sampling
 
     def __enter__(self) -> Self:
         return self
@@ -211,7 +220,7 @@ class LLM:
         return Request(
             prompt=tuple(tokens),
             max_tokens=room,
-            sampling=params.sampling,
+            sampling=self.default_sampling if params.sampling is None else params.sampling,
             stop_ids=text_processor.stop_ids if params.stop_ids is None else frozenset(params.stop_ids),
             stop_texts=params.stop_texts,
             num_answers=params.num_answers,

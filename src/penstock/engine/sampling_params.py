@@ -27,11 +27,11 @@ class Sampling:
     """Subtracted from the logit of each token in the answer so far; -2 to 2."""
     frequency_penalty: float = 0.0
     """Subtracted from the logit of each token, times its occurrences in the answer so far; -2 to 2."""
-    temperature: float = 0.8
+    temperature: float = 1.0
     """Divisor of the logits; smaller: likelier tokens; 0: greedy, always the likeliest."""
     top_k: int | None = None
     """Sample among the k likeliest tokens; None: all."""
-    top_p: float = 0.95
+    top_p: float = 1.0
     """Sample among the fewest likeliest tokens whose probabilities reach this; 1: all."""
     min_p: float = 0.0
     """Sample among tokens with at least this share of the largest probability (arXiv:2407.01082); 0: all."""
@@ -76,8 +76,8 @@ class Sampling:
 class Params:
     """Parameters of one request."""
 
-    sampling: Sampling = field(default_factory=Sampling)
-    """Sampling settings."""
+    sampling: Sampling | None = None
+    """Sampling settings; None: those of the model's `generation_config.json`, else temperature 1."""
     max_tokens: int | None = None
     """Maximum tokens of each answer; None: until the model's context is full."""
     stop_texts: tuple[str, ...] = ()
@@ -99,7 +99,7 @@ class Params:
 
     def __post_init__(self) -> None:
         """Raise UsageError for values of a wrong type or out of range."""
-        for name, kind in (("sampling", Sampling), ("adapter", str | None), ("grammar", str | None)):
+        for name, kind in (("sampling", Sampling | None), ("adapter", str | None), ("grammar", str | None)):
             if not isinstance(getattr(self, name), kind):
                 what, fix = _KIND[name]
                 raise UsageError(f"{name} is {what}", got=getattr(self, name), fix=fix)

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from penstock.core.config import load_json
-from penstock.core.errors import InputError
+from penstock.core.errors import InputError, UsageError
 from penstock.core.files import TOKENIZER_FILE
 from penstock.engine.detokenizer import TextStream
 from penstock.engine.embedding_rules import EmbeddingRules, read_rules
+from penstock.engine.sampling_params import Sampling
 from penstock.text.chat_template import ChatTemplate, Message, load_template, render
 from penstock.text.tokenizer import Tokenizer
 
@@ -47,6 +48,19 @@ class TextProcessor:
     """Rules of embeddings."""
     _singles: dict[int, str] = field(default_factory=dict)
     """Cache of single tokens' texts."""
+
+    @property
+    def default_sampling(self) -> Sampling:
+        """Sampling of requests that name none: that of the model's authors, else temperature 1.
+
+        Raises:
+            UsageError: the authors' values are out of range.
+        """
+        try:
+            return Sampling(**self.sampling)  # type: ignore[arg-type]
+        except UsageError as error:
+            fix = "Correct that file. `penstock serve --api-sampling` does without it."
+            raise UsageError(f"generation_config.json: {str(error).rstrip('.')}", fix=fix) from None
 
     @classmethod
     def load(cls, tokenizer_path: Path, *, trust_contents: bool = False) -> Self:

@@ -1,7 +1,7 @@
 """Application state: served model, text processor, limits, engine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from penstock.core.errors import GrammarRefused, UsageError
 from penstock.engine.request import Request
@@ -15,21 +15,8 @@ from penstock.serve.request_body import Bodies
 from penstock.serve.token_strings import TokenNames
 from penstock.text.template_process import TemplateProcess
 
-API_SAMPLING = Sampling(temperature=1.0, top_p=1.0)
-"""Defaults of the OpenAI API."""
-
-
-def recommended_sampling(text_processor: TextProcessor) -> Sampling:
-    """Return the sampling defaults of a model's authors, else those of the API.
-
-    Raises:
-        UsageError: the values are out of range.
-    """
-    try:
-        return replace(API_SAMPLING, **text_processor.sampling)  # type: ignore[arg-type]
-    except UsageError as error:
-        fix = "Correct that file, or serve with --api-sampling."
-        raise UsageError(f"generation_config.json: {str(error).rstrip('.')}", fix=fix) from None
+API_SAMPLING = Sampling()
+"""Defaults of the OpenAI API: temperature 1, all tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -541,7 +541,7 @@ def _say_peak(peak: RunPeak, world: World) -> None:
         logger.info(
             Event(
                 "peak",
-                "Peak of {ranks} processes of {threads} threads on {device}: {flop_per_s:flops}; MFU "
+                "Peak of {ranks:#process} of {threads:#thread} on {device}: {flop_per_s:flops}; MFU "
                 "is relative to that",
                 ranks=ranks,
                 threads=peak.threads,

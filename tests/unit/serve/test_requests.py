@@ -10,7 +10,7 @@ from penstock.serve.engine_request import RouteOptions, check_logprobs, engine_r
 from penstock.serve.errors import ApiError
 from penstock.serve.limits import ServerLimits
 from penstock.serve.schema.base import Generation
-from penstock.serve.state import ModelInfo, recommended_sampling
+from penstock.serve.state import ModelInfo
 from penstock.serve.token_strings import TokenNames
 from penstock.text.template_process import TemplateProcess
 from penstock.text.tokenizer import train_tokenizer
@@ -49,7 +49,7 @@ def test_what_is_left_out_is_as_the_api_has_it():
 
 
 def test_what_is_left_out_is_as_the_model_recommends():
-    own = recommended_sampling(replace(WORDS, sampling={"temperature": 0.6, "top_k": 20, "min_p": 0.1}))
+    own = replace(WORDS, sampling={"temperature": 0.6, "top_k": 20, "min_p": 0.1}).default_sampling
     served = replace(SERVED, sampling=own)
     sampling = asked(served=served).sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.6, 20, 1.0, 0.1)
@@ -59,7 +59,7 @@ def test_what_is_left_out_is_as_the_model_recommends():
 
 def test_recommendations_by_which_nothing_could_be_drawn_are_refused():
     with pytest.raises(UsageError, match=r"generation_config.json: top_p .*--api-sampling"):
-        recommended_sampling(replace(WORDS, sampling={"top_p": 1.5}))
+        _ = replace(WORDS, sampling={"top_p": 1.5}).default_sampling
 
 
 def test_every_setting_arrives():

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import signal
 import threading
 from collections.abc import Iterator
@@ -256,7 +257,7 @@ def as_text(
     yield f"  vocabulary   {manifest.vocab_size:,}, {end}"
     if asked and manifest.vocab_size < asked:
         yield f"               requested {asked:,}, the text yields {manifest.vocab_size:,}"
-    yield f"next: penstock data describe {out}"
+    yield f"next: penstock data describe {shlex.quote(str(out))}"
 
 
 def learned_of(manifest: Manifest) -> dict[str, Any]:  # Any: what JSON can write

@@ -1,6 +1,7 @@
 """`penstock launch kubernetes`: submit a recipe to Kubernetes."""
 
 import argparse
+import shlex
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -83,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     if code and code.address:
         upload(archive, code)
     name = kubernetes.submit(plan.spec, plan.folder, rendered, cluster, more=more)
-    shown_folder = plan.folder.run
+    shown_folder = shlex.quote(str(plan.folder.run))
     print(f"submitted {name}: penstock launch status {shown_folder} | penstock launch logs {shown_folder} -f")
     return 0
 

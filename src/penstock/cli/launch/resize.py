@@ -1,6 +1,7 @@
 """`penstock launch resize`: give a launched run another number of nodes."""
 
 import argparse
+import shlex
 from pathlib import Path
 
 from penstock.cli.launch_plan import RECIPE_FILE, check_sizes
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError(
                 "A run on this machine takes one number of nodes",
                 got=arguments.nodes,
-                fix=f"Example: penstock launch resize {arguments.run} {nodes.most}",
+                fix=f"Example: penstock launch resize {shlex.quote(str(arguments.run))} {nodes.most}",
             )
         if spec.nodes.is_elastic and not spec.nodes.least <= nodes.most <= spec.nodes.most:
             raise UsageError(

@@ -1,6 +1,7 @@
 """`penstock launch slurm`: submit a recipe to Slurm."""
 
 import argparse
+import shlex
 from contextlib import suppress
 
 from penstock.cli import launch_plan
@@ -84,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         settings=rendered.settings,
     )
     ident = slurm.submit(plan.spec, plan.folder, whole)
-    run_folder = plan.spec.run_dir
+    run_folder = shlex.quote(plan.spec.run_dir)
     print(
         f"submitted job {ident}: penstock launch status {run_folder} | penstock launch logs {run_folder} -f"
     )

@@ -30,7 +30,7 @@ import numpy as np
 
 from penstock.core import config
 from penstock.core.arrays import Array, Bits
-from penstock.core.errors import CorpusError, PenstockError, UsageError, nearest
+from penstock.core.errors import CorpusError, PenstockError, UsageError, damaged, nearest
 from penstock.core.files import checksum, commit, remove_tree, temporary_beside, write_json
 from penstock.data.corpus.manifest import ColumnEntry, ColumnFile, Manifest, check_inside
 from penstock.data.native import address
@@ -214,7 +214,7 @@ def read_index(folder: str | Path) -> ColumnIndex:
     try:
         index = config.build(ColumnIndex, config.load_json(blob.path()))
     except PenstockError as error:
-        raise CorpusError(f"{blob.name} is damaged: {error}", fix="Make the columns again.") from None
+        raise CorpusError(damaged(blob.name, error), fix="Make the columns again.") from None
     for file in (file for shard in index.shards for file in shard):
         check_inside(file.name, blob.name)
     return index

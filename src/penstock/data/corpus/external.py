@@ -66,7 +66,7 @@ def foreign_manifest(
     """
     for known in [format] if format else _FOREIGN:
         _check_nothing_lost(storage, sizes, known, prefix)
-    name = format or detect(storage.location, sizes)
+    name = format or detect(storage.location, sizes, prefix=prefix)
     shards = _chosen(FORMATS[name].find(sizes), prefix)
     if not shards:
         raise CorpusError(
@@ -85,8 +85,11 @@ def foreign_manifest(
     return found.manifest
 
 
-def detect(location: str, sizes: Mapping[str, int]) -> str:
+def detect(location: str, sizes: Mapping[str, int], *, prefix: str = "") -> str:
     """Return the format of files, detected from their names.
+
+    Args:
+        prefix: common prefix of the files that were asked for.
 
     Raises:
         CorpusError: the names match no format, or several.
@@ -103,6 +106,13 @@ def detect(location: str, sizes: Mapping[str, int]) -> str:
         raise CorpusError(
             f"Corpus {location} matches several formats: {', '.join(found)}",
             fix=f"Name one, as in '{found[0]}:{location}'.",
+        )
+    if prefix in sizes:
+        raise CorpusError(
+            f"{prefix if location == '.' else f'{location}/{prefix}'} is a file, not a corpus, and its name "
+            "matches no known format",
+            fix=f"Make a corpus of it with `penstock data prepare INPUT --out DIR` and name DIR, or write "
+            f"{GRAMMAR}; formats: {', '.join(FORMATS)}.",
         )
     raise CorpusError(
         f"Corpus {location} has no manifest.json, and its file names match no known format ({_seen(sizes)})",

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.core import config
-from penstock.core.errors import ConfigError, CorpusError, PenstockError
+from penstock.core.errors import ConfigError, CorpusError, PenstockError, damaged
 from penstock.core.files import MANIFEST_FILE, TOKENIZER_FILE, write_json
 from penstock.storage.base import LocalStorage, Storage
 
@@ -235,9 +235,7 @@ def read_manifest(storage: Storage) -> Manifest:
     try:
         manifest = config.build(Manifest, config.load_json(blob.path()))
     except PenstockError as error:
-        raise CorpusError(
-            f"{blob.name} is damaged: {error}", fix="Restore it or prepare the corpus again."
-        ) from None
+        raise CorpusError(damaged(blob.name, error), fix="Restore it or prepare the corpus again.") from None
     if manifest.version != VERSION:
         raise CorpusError(
             f"{blob.name} has layout {manifest.version}, this Penstock reads layout {VERSION}",

@@ -91,7 +91,7 @@ def text_of_html(page: str) -> str:
 
 def _collapse_white_space(tree: Any) -> None:  # Any: lxml's HtmlElement, which has no types
     """Make runs of white space one space, and none at the begin of a block, as a browser does."""
-    from lxml import etree  # trafilatura's
+    from lxml import etree  # type: ignore[import-untyped]  # trafilatura's
 
     kept_in: Any = None
     after_space = True

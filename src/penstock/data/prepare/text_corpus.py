@@ -9,6 +9,7 @@ the order of a run does not depend on the progress of the preparation.
 """
 
 import os
+import shlex
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -124,7 +125,8 @@ def _tokenizer(spec: Spec) -> Path:
         raise UsageError(
             f"The text {spec.location} needs a tokenizer",
             fix=f"Write text:{spec.location},tokenizer=FILE with a model's tokenizer.json. To make one: "
-            f"`penstock data prepare {spec.location} --train-tokenizer 32000 --out DIR` leaves it in DIR.",
+            f"`penstock data prepare {shlex.quote(str(spec.location))} --train-tokenizer 32000 --out DIR` "
+            "leaves it in DIR.",
         )
     return tokenizer_at(spec.options["tokenizer"]).absolute()
 

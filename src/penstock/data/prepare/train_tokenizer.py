@@ -94,6 +94,8 @@ def _train(plan: PreparationPlan, options: ReadOptions, *, size: int, on_progres
         size: bytes of the sample.
     """
     read_bytes = 0
+    reading = "read text for the tokenizer"
+    on_progress(Progress(stage=reading, total_bytes=size))
 
     def texts() -> Iterator[str]:
         nonlocal read_bytes
@@ -107,8 +109,7 @@ def _train(plan: PreparationPlan, options: ReadOptions, *, size: int, on_progres
         future = pool.submit(train_tokenizer, texts(), vocab_size=int(plan.options["train-tokenizer"]))
         while wait([future], timeout=_LOOK_EVERY_S).not_done:
             if read_bytes < size:
-                stage = "read text for the tokenizer"
-                on_progress(Progress(stage=stage, done_bytes=read_bytes, total_bytes=size))
+                on_progress(Progress(stage=reading, done_bytes=read_bytes, total_bytes=size))
             else:
                 on_progress(Progress(stage=f"train the tokenizer on {mib(size)}"))
         return future.result()

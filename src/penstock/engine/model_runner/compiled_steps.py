@@ -178,7 +178,7 @@ class CompiledSteps:
                 log.warning(
                     Event(
                         "compile_failed",
-                        "Steps of {tokens} tokens could not be compiled: {error}",
+                        "Steps of {tokens:#token} could not be compiled: {error}",
                         tokens=size,
                         error=str(error)[:500],
                     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.checkpoint.find import saved_of
 from penstock.core import config
-from penstock.core.errors import PenstockError, UsageError
+from penstock.core.errors import PenstockError, UsageError, damaged
 from penstock.data import Loader
 from penstock.obs.metric_names import METRICS_FILE, RECIPE_FILE
 from penstock.obs.sinks.jsonl import read_records
@@ -65,7 +65,7 @@ def recipe_of(folder: Path) -> TrainConfig:
         return config.build(TrainConfig, config.load_json(folder / RECIPE_FILE))
     except PenstockError as error:
         raise PenstockError(
-            f"{folder / RECIPE_FILE} is damaged: {error}",
+            damaged(folder / RECIPE_FILE, error),
             fix="Restore it, or resume the run, which writes it again.",
         ) from None
 

@@ -4,6 +4,7 @@ A folder of a run means its newest checkpoint at the first start; that step is k
 config.json, so that the start stays the same while the other run goes on.
 """
 
+import shlex
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,8 @@ def start_of(
         raise ConfigError(
             f"run.start_from is a run that is still training, with the checkpoints {', '.join(known) or '-'}",
             got=str(folder),
-            fix=f"Wait for it, or `penstock export {folder} --out FOLDER` and start from FOLDER: its own "
+            fix=f"Wait for it, or `penstock export {shlex.quote(str(folder))} --out FOLDER` and start from FOLDER: "
+            "its own "
             "checkpoints are removed as it trains. run.start_step = N takes one of them.",
         )
     start = find_start(folder, step=step, ignored_keys=ignored_keys)

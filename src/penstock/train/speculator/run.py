@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from penstock.checkpoint.speculator import save_speculator
-from penstock.core.errors import CheckpointDamaged, StateMismatch, UsageError
+from penstock.core.errors import CheckpointDamaged, StateMismatch, UsageError, damaged
 from penstock.core.files import remove_tree, write_atomic
 from penstock.core.packages import Package
 from penstock.data import Loader
@@ -210,9 +210,7 @@ def load_state(
                     tensor.copy_(file.get_tensor(name))
             return int(metadata["step"])
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
-        raise CheckpointDamaged(
-            f"{path} is damaged: {error}", fix=f"Remove {path.parent} and start again."
-        ) from error
+        raise CheckpointDamaged(damaged(path, error), fix=f"Remove {path.parent} and start again.") from error
 
 
 def _check(stored: Mapping[str, Any], given: Mapping[str, Any], out: Path) -> None:
