@@ -302,8 +302,8 @@ def read_settings(folder: Path) -> Mapping[str, Any]:  # Any: JSON
 
 def _where_an_adapter_may_be(folder: Path) -> str:
     if (folder / INDEX_FILE).is_file() or (folder / CHECKPOINTS).is_dir():
-        return f"Write its adapter with `penstock export {shlex.quote(str(folder))} --out FOLDER`, and give "
-            "FOLDER."
+        command = f"penstock export {shlex.quote(str(folder))} --out FOLDER"
+        return f"Write its adapter with `{command}`, and give FOLDER."
     below = min(folder.glob(f"*/{_CONFIG}"), default=None)  # PEFT's place for named adapters
     return f"Give {below.parent}." if below else "Give the folder of a LoRA adapter saved by PEFT."
 

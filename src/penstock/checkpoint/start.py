@@ -86,8 +86,8 @@ def check_weights(start: StartWeights) -> None:
     if index.meta.adapter is not None:
         raise CheckpointError(
             f"{start.saved} has an adapter only, not the weights that it adapts",
-            fix=f"Merge them: penstock export {shlex.quote(str(start.folder))} --merge --out FOLDER; then start "
-            "from FOLDER.",
+            fix=f"Merge them: penstock export {shlex.quote(str(start.folder))} --merge --out FOLDER; then "
+            "start from FOLDER.",
         )
     for name, shape in start.model.parameter_shapes.items():
         entry = index.tensors.get(f"{MODEL}{name}")

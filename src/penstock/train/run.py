@@ -21,7 +21,6 @@ from penstock.core.files import exclusive
 from penstock.core.log import Event
 from penstock.core.signals import StopFlag
 from penstock.core.toml import plain
-from penstock.core.units import plural
 from penstock.data.loader_state import ResumeChange
 from penstock.devices import accelerator
 from penstock.launch.local import EXIT_STOPPED
@@ -526,13 +525,12 @@ def _peak(recipe: TrainConfig, world: World) -> RunPeak:
 
 def _say_peak(peak: RunPeak, world: World) -> None:
     ranks = world.ranks.world_size
-    f"{plural(ranks, 'process')} of {plural(peak.threads, 'thread')}"
     if peak.flops is None:
         logger.info(
             Event(
                 "peak",
-                "Other work disturbed the measurement of the peak of {ranks} processes of {threads} "
-                "threads: no MFU is recorded for this start",
+                "Other work disturbed the measurement of the peak of {ranks:#process} of {threads:#thread}: "
+                "no MFU is recorded for this start",
                 ranks=ranks,
                 threads=peak.threads,
             )

@@ -106,9 +106,8 @@ def start_of(
         raise ConfigError(
             f"run.start_from is a run that is still training, with the checkpoints {', '.join(known) or '-'}",
             got=str(folder),
-            fix=f"Wait for it, or `penstock export {shlex.quote(str(folder))} --out FOLDER` and start from FOLDER: "
-            "its own "
-            "checkpoints are removed as it trains. run.start_step = N takes one of them.",
+            fix=f"Wait for it, or `penstock export {shlex.quote(str(folder))} --out FOLDER` and start from "
+            "FOLDER: its own checkpoints are removed as it trains. run.start_step = N takes one of them.",
         )
     start = find_start(folder, step=step, ignored_keys=ignored_keys)
     check_weights(start)
