@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from penstock.core.errors import GrammarRefused, UsageError
+from penstock.core.errors import GrammarRefused
 from penstock.engine.request import Request
 from penstock.engine.sampling_params import Sampling
 from penstock.engine.text_processor import TextProcessor
