@@ -475,8 +475,9 @@ def _say_raised_rate(recipe: TrainConfig, kept: KeptRecipe, *, step: int) -> Non
         logger.warning(
             Event(
                 "learning_rate_raised",
-                "The learning rate of step {step:,} rises from {before:.3g} to {now:.3g}: {causes}. To "
-                'continue at {before:.3g}, set optim.learning_rate = {before:.3g} and schedule.rule = "constant"',
+                "The learning rate of step {step:,} rises from {before:.3g} to {now:.3g}: {causes}. "
+                "To continue at {before:.3g}, set optim.learning_rate = {before:.3g} and "
+                'schedule.rule = "constant"',
                 step=step + 1,
                 before=was,
                 now=now,
