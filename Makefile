@@ -67,6 +67,7 @@ format: setup
 
 docs: setup           ## the manual as a site in build/site; to search it: python3 -m http.server -d build/site
 	zensical build --strict --clean
+	python -m tools.old_addresses build/site
 
 # What the demo needs, a third of what the tests need. Operators are built beside pip's work and the demo's.
 $(BIN)/.runtime: pyproject.toml constraints.txt

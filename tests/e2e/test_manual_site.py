@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from tools import old_addresses
 
 ROOT = Path(__file__).parents[2]
 CONFIG = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
@@ -42,6 +43,7 @@ def site(tmp_path_factory):
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
+    old_addresses.write(folder / CONFIG["site_dir"])
     return folder / CONFIG["site_dir"]
 
 
@@ -82,3 +84,9 @@ def test_every_page_is_in_the_navigation():
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
     decisions = {page for page in pages if re.match(r"adr/\d", page)}  # listed by adr/index.md
     assert sorted(files(CONFIG["nav"])) == sorted(pages - decisions)
+
+
+def test_an_old_address_without_html_leads_to_its_page(site):
+    for page in ("how-to/serve", "reference/commands/train", "limits"):
+        (found,) = re.findall(r'url=([^"]+)"', (site / page / "index.html").read_text())
+        assert (site / page / found).resolve() == (site / f"{page}.html").resolve()

@@ -114,7 +114,7 @@ def complain(message: str, *, level: int = logging.ERROR) -> None:
     if log.is_set_up() or env.log_format() != "text":
         log.print_event(message, level=level)
         return
-    said = f"penstock: {message}"
+    said = " ".join(f"penstock: {message}".split())
     if sys.stderr.isatty():
         said = textwrap.fill(said, 100, break_long_words=False, break_on_hyphens=False)
     print(said, file=sys.stderr)

@@ -179,7 +179,7 @@ def test_the_exit_code_is_the_commands(code: int, verb: Callable[[Callable[[], i
         (CorpusError("It is damaged"), 1, "penstock: It is damaged."),
         (KeyboardInterrupt(), 130, "penstock: Interrupted."),
         (OSError(errno.ENOSPC, "No space left on device"), 1,
-         "penstock: No space left on device. Free some space (`df -h` shows where) and run the same command\n"
+         "penstock: No space left on device. Free some space (`df -h` shows where) and run the same command "
          "again."),
         (OSError("odd"), 1, "penstock: odd."),
     ],
@@ -198,15 +198,21 @@ def test_an_error_is_one_paragraph_and_an_exit_code(
 
 
 def test_a_long_message_is_folded_into_one_paragraph_and_long_paths_stay_whole(
-    verb: Callable[[Callable[[], int]], None], capsys: pytest.CaptureFixture[str]
+    verb: Callable[[Callable[[], int]], None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = "/very" * 30
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     verb(failing(CorpusError(f"The shard\n\nin {path} " + "is damaged " * 20)))
     cli.main(["train"])
     shown = capsys.readouterr().err
     assert "\n\n" not in shown
     assert path in shown
     assert all(len(line) <= 100 or line == path for line in shown.splitlines())
+    monkeypatch.undo()
+    cli.main(["train"])
+    assert len(capsys.readouterr().err.splitlines()) == 1, "one line where there is no terminal"
 
 
 @pytest.mark.parametrize("words", [["--debug", "train"], ["train", "--debug"]], ids=" ".join)

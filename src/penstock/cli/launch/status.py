@@ -34,6 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Show the state."""
     folder = folder_of(arguments.run)
+    if folder.is_held() and not folder.has_job():
+        print(
+            json.dumps({"status": "STARTING", "is_live": True}) if arguments.json else "the job is starting"
+        )
+        return 0
     job, spec = folder.job(), folder.spec()
     state = ENGINES[job.engine].state(job, folder)
     events, progress = folder.events(), folder.progress()

@@ -166,7 +166,7 @@ class CompiledSteps:
     def compile_all(self) -> None:
         """Compile all programs; logs a failure and leaves the rest uncompiled."""
         started = monotonic()
-        log.info("compile=began", extra={"told": "Compiling the blocks; the next start reads the programs."})
+        log.info(Event("compiling", "Compiling the blocks; the next start reads the programs"))
         set_compiled_programs(cache_folder() / "compiled", given=False)
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_PROGRAMS)
         for size in self._sizes:

@@ -273,9 +273,10 @@ def _node(
 class _Local:
     def state(self, job: Job, folder: JobFolder) -> JobState:
         """Return whether the launcher runs."""
-        if folder.is_held():
-            return JobState(is_live=True, status="RUNNING", reason=f"process {job.ident} on {job.host}")
         end = _end_of(folder)
+        if folder.is_held():
+            status = "STARTING" if end is None and not folder.is_trained() else "RUNNING"
+            return JobState(is_live=True, status=status, reason=f"process {job.ident} on {job.host}")
         reason = "the launcher was killed" if end is None else str(end.get("cause", ""))
         return JobState(is_live=False, status="ENDED", reason=reason)
 

@@ -13,11 +13,13 @@ import pytest
 
 from penstock.core import clock
 from penstock.core.errors import PenstockError
+from penstock.core.files import exclusive
 from penstock.core.signals import StopFlag
 from penstock.launch.engines import local
 from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.local import EXIT_STOPPED
 from penstock.launch.spec import node_range
+from tests.in_process import run_cli
 from tests.unit.launch.test_spec import make_spec
 
 # Python 3.12 warns of a fork where other tests have left library threads; these children use none.
@@ -158,6 +160,21 @@ def test_a_cancelled_run_that_did_not_save_is_not_said_to_have(folder, code, cau
     with launched(folder, code, cause) as job, pytest.raises(PenstockError, match=said) as refused:
         local.ENGINE.cancel(job, folder, now=False)
     assert "ended without a stop after saving" in str(refused.value)
+
+
+def test_a_run_starts_until_its_processes_train(folder):
+    job = Job(engine="local", ident="1", host=platform.node(), submitted_at="")
+    folder.log_event("finish", cause="stopped by SIGTERM, checkpoint 6", code=EXIT_STOPPED)
+    with folder.held():
+        assert run_cli("launch", "status", folder.run).stdout == "the job is starting\n"
+        folder.write_spec(make_spec())
+        folder.write_job(job)
+        folder.log_event("submitted", cause="to this machine")
+        assert local.ENGINE.state(job, folder).status == "STARTING"
+        assert "STARTING" in run_cli("launch", "status", folder.run).stdout
+        with exclusive(folder.run, purpose="penstock train"):
+            assert local.ENGINE.state(job, folder).status == "RUNNING"
+    assert local.ENGINE.state(job, folder).status == "ENDED"
 
 
 def test_the_end_of_an_earlier_job_or_of_one_node_is_not_the_end_of_this_one(folder):
