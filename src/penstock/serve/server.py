@@ -243,7 +243,7 @@ class _Server(uvicorn.Server):
         if self._service.draining:
             self.should_exit = self.force_exit = True
         self._service.draining = True
-        log.info(Event("signal", "Asked to end by {signal}", signal=signal_name(sig)))
+        log.info(Event("signal", "Ending: received {signal}", signal=signal_name(sig)))
         if self._loop is None:  # not started yet
             self.should_exit = True
         else:

@@ -242,7 +242,7 @@ class DecodeGraphs:
                 log.warning(
                     Event(
                         "graphs_left_out",
-                        "No graph for {sequences} sequences, for want of memory: such steps are launched "
+                        "No memory for the graph of {sequences} sequences. Such steps are launched "
                         "kernel by kernel, which is slower. Give the cache less memory (--cache-gib), or "
                         "lower --max-sequences. {error}",
                         sequences=size,
