@@ -127,7 +127,7 @@ def test_a_graph_that_does_not_fit_is_left_out_and_said(error, caplog):
     parts = engine_parts()
     graphs = graphs_of(*parts, record=Full(2, error))
     assert graphs.sizes == [1, 2]
-    assert "No graph for 3 sequences, for want of memory" in caplog.text
+    assert "No memory for the graph of 3 sequences" in caplog.text
     found = logits_of(*parts, graphs=graphs)
     for ours, theirs in zip(found, logits_of(*engine_parts()), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
