@@ -32,7 +32,7 @@ GROUPS = {
 }
 """Of each case the files of each group, in the order in which they run: what others rest on first. Files that
 are not named run in the last group of the last case."""
-INTERPRETED = ("paged", "low_bit")
+INTERPRETED = ("paged", "low_bit", "float8")
 """Files of kernels in Triton, which decides on import if it interprets: on CPUs in a process of their own."""
 TEST_S = {"cuda": 100.0, "cpu": 300.0}
 """Seconds that one test may take: it compiles kernels, or the C++ operators of a CPU for the first time."""
