@@ -210,7 +210,7 @@ def test_a_long_message_is_folded_into_one_paragraph_and_long_paths_stay_whole(
     assert "\n\n" not in shown
     assert path in shown
     assert all(len(line) <= 100 or line == path for line in shown.splitlines())
-    monkeypatch.undo()
+    monkeypatch.setattr("sys.stderr.isatty", lambda: False)
     cli.main(["train"])
     assert len(capsys.readouterr().err.splitlines()) == 1, "one line where there is no terminal"
 

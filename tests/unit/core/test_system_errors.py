@@ -37,7 +37,11 @@ def words_of(work: Callable[[], object]) -> str:
         (lambda at: write_atomic(at / "folder", "x"), "{at}/folder is a folder, and a file is needed there."),
         (
             lambda at: (at / "none").read_text(),
-            "{at}/none does not exist. Check the path; it is relative to",
+            "{at}/none does not exist. Check the path.",
+        ),
+        (
+            lambda _: Path("none.txt").read_text(),
+            f"none.txt does not exist. Check the path; it is relative to {Path.cwd()}.",
         ),
         (
             lambda at: (at / "no" / "ne").read_text(),
