@@ -1,13 +1,14 @@
 """Options that are generated from the fields of a dataclass, and back."""
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import pytest
 
-from penstock.cli.options import add_fields, fields_of
+from penstock.cli.options import add_answer_arguments, add_fields, fields_of, params_of
 from penstock.core.units import Count
+from penstock.engine.sampling_params import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,3 +90,15 @@ def test_help_is_the_text_below_the_field(monkeypatch):
         "  --queue TEXT         name of a queue; default: the engine's own\n"
         "  --steps N            steps in all\n"
     )
+
+
+def test_sampling_that_is_not_given_is_the_models():
+    parser = argparse.ArgumentParser()
+    add_answer_arguments(parser)
+    own = Sampling(temperature=0.6, top_k=20, repetition_penalty=1.1)
+    assert params_of(parser.parse_args([]), own).sampling == own
+    given = parser.parse_args(["--temperature", "0.2", "--seed", "3"])
+    assert params_of(given, own).sampling == replace(own, temperature=0.2, seed=3)
+    assert params_of(given).sampling == Sampling(temperature=0.2, seed=3)
+    assert params_of(parser.parse_args(["--greedy"]), own).sampling == replace(own, temperature=0.0)
+    assert "default: the model's" in " ".join(parser.format_help().split())

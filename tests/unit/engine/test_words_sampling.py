@@ -3,6 +3,7 @@
 import pytest
 
 from penstock.core.errors import InputError
+from penstock.engine.sampling_params import Sampling
 from penstock.engine.text_processor import TextProcessor
 from penstock.text.tokenizer import train_tokenizer
 
@@ -47,3 +48,12 @@ def test_settings_are_read_and_others_left(load):
 def test_what_is_no_number_to_draw_by_is_refused(load, value):
     with pytest.raises(InputError, match=r"generation_config.json"):
         load(f'{{"temperature": {value}}}')
+
+
+def test_requests_that_name_no_sampling_are_drawn_as_the_folder_says_or_at_temperature_1(load, tmp_path):
+    for text, wanted in (
+        ('{"temperature": 0.6, "top_k": 20}', Sampling(temperature=0.6, top_k=20)),
+        ("{}", Sampling(temperature=1.0, top_p=1.0)),
+    ):
+        load(text)
+        assert TextProcessor.load(tmp_path / "tokenizer.json").default_sampling == wanted
