@@ -52,20 +52,26 @@ LEVERS: dict[str, dict[str, Any]] = {
     "breadth first, all": {"schedule": "breadth_first", "keep_mib": INF, "operations": 2},
     "breadth first, some kept": {"schedule": "breadth_first", "keep_mib": 0.1, "window_mib": 0.001},
 }
-BOTH = ("all", "breadth first, all")
+DEPTH_FIRST, BREADTH_FIRST = ("all",), ("breadth first, all",)
+BOTH = DEPTH_FIRST + BREADTH_FIRST
 OTHERS = ("overlap", "some kept", "breadth first")
 LAYOUTS: list[tuple[int, dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
     (4, {"parallel": {"hierarchy": "hybrid"}}, BOTH, ("overlap", "keep", "some kept")),
     (2, {"parallel": {"shard": 1, "replicate": 2}}, ("all", "breadth first"), ("overlap",)),
-    (4, {"parallel": {"hierarchy": "hpz"}}, BOTH, OTHERS),
-    (2, {"parallel": {"reshard_after_forward": False}}, BOTH, OTHERS),
-    (2, {"parallel": {"offload": True}}, BOTH, OTHERS),
+    (4, {"parallel": {"hierarchy": "hpz"}}, BREADTH_FIRST, DEPTH_FIRST + OTHERS),
+    (2, {"parallel": {"reshard_after_forward": False}}, DEPTH_FIRST, BREADTH_FIRST + OTHERS),
+    (2, {"parallel": {"offload": True}}, BREADTH_FIRST, DEPTH_FIRST + OTHERS),
     (4, {"parallel": {"tensor": 2}}, BOTH, OTHERS),
-    (4, {"parallel": {"context": 2, "shard": 1, "replicate": 2}}, BOTH, OTHERS),
-    (4, {"parallel": {"pipeline": 2}}, ("window", "operations"), ("overlap",)),
+    (4, {"parallel": {"context": 2, "shard": 1, "replicate": 2}}, BREADTH_FIRST, DEPTH_FIRST + OTHERS),
+    (4, {"parallel": {"pipeline": 2}}, ("operations",), ("window", "overlap")),
     (8, {"parallel": {"pipeline": 2, "hierarchy": "hybrid"}}, (), ("overlap",)),
-    (2, {"compile": {"enabled": True}}, ("breadth first, all",), ("all",)),
-    (2, {"recompute": {"policy": "full"}, "model": MODEL | {"tie_word_embeddings": True}}, BOTH, OTHERS),
+    (2, {"compile": {"enabled": True}}, BREADTH_FIRST, DEPTH_FIRST),
+    (
+        2,
+        {"recompute": {"policy": "full"}, "model": MODEL | {"tie_word_embeddings": True}},
+        DEPTH_FIRST,
+        BREADTH_FIRST + OTHERS,
+    ),
 ]
 """Ranks, sections of the recipe, levers here, and levers of check_ethernet.py."""
 
