@@ -129,7 +129,7 @@ class _Keys(logging.Formatter):
         if isinstance(message, Event):
             found["event"] = message.name
             found |= {name: _plain(value) for name, value in message.values.items()}
-        found["message"] = record.getMessage()
+        found["message"] = _on_one_line(record.getMessage())
         if record.exc_info:
             found["traceback"] = self.formatException(record.exc_info)
         return self._line(found)

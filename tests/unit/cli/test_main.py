@@ -1,6 +1,7 @@
 """The dispatcher: one paragraph an error, exit codes for scripts, nothing heavy for a help text."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -283,3 +284,21 @@ sys.exit(main(["train"]))
 """
     done = to_a_reader_that_left("-c", code)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "words", [["--log-format", "json", "train"], ["train", "--log-format=json"]], ids=" ".join
+)
+def test_a_log_format_anywhere_makes_an_event_of_an_error(
+    words: list[str],
+    verb: Callable[[Callable[[], int]], None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PENSTOCK_LOG_FORMAT", "")
+    verb(failing(CorpusError("It is damaged")))
+    assert cli.main(words) == 1
+    found = json.loads(capsys.readouterr().err)
+    assert (found["level"], found["message"]) == ("error", "It is damaged.")
+    assert cli.main(["train", "--log-format"]) == 2
+    assert "--log-format is text, logfmt or json" in capsys.readouterr().err

@@ -303,3 +303,11 @@ def test_variables_are_pairs_and_no_secrets():
             environment_of([wrong])
     with pytest.raises(UsageError, match="what looks like a secret"):
         environment_of(["HF_TOKEN=abc"])
+
+
+def test_the_processes_of_a_run_log_as_the_command_that_launched_them(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_LOG_FORMAT", "text")
+    assert environment_of(["A=1"]) == (("A", "1"),)
+    monkeypatch.setenv("PENSTOCK_LOG_FORMAT", "json")
+    assert environment_of(["A=1"]) == (("A", "1"), ("PENSTOCK_LOG_FORMAT", "json"))
+    assert environment_of(["PENSTOCK_LOG_FORMAT=logfmt"]) == (("PENSTOCK_LOG_FORMAT", "logfmt"),)
