@@ -130,7 +130,7 @@ def test_added_tokens_grow_the_vocabulary_and_are_told(model, text, tmp_path):
     done = penstock("train", recipe_for(tmp_path, corpus, model, steps=2))
     assert done.returncode == 0, done.stderr
     size = -(-parsed.get_vocab_size() // 64) * 64
-    assert f"vocabulary grew from=400 to={size}" in done.stderr
+    assert f"its vocabulary grows from 400 to {size:,} rows" in done.stderr
     assert load_json(tmp_path / "run" / "config.json")["model"]["vocab_size"] == size
     out = tmp_path / "out"
     assert main(["export", str(tmp_path / "run"), "--out", str(out)]) == 0

@@ -49,7 +49,7 @@ def test_a_run_stopped_resumed_and_rescaled_trains_on_every_sample_once(recipe, 
     assert interrupt(recipe, run, signal.SIGINT, processes=1, at_step=stopped + 4) == 75
     done = penstock("train", recipe, "--processes", 3)
     assert done.returncode == 0, done.stderr
-    assert f"step={max(losses_of(run))}" in done.stderr
+    assert f"Step {max(losses_of(run))} of " in done.stderr
 
     audit = run_cli("data", "audit", run, "--json")
     result = json.loads(audit.stdout)
@@ -170,7 +170,7 @@ def test_an_edited_recipe_takes_effect_at_a_resume_and_leaves_an_event(recipe, t
     assert penstock("train", recipe, "--set", "run.steps=4").returncode == 0
     edited = penstock("train", recipe, "--set", "run.steps=6", "--set", "data.global_batch_size=24")
     assert edited.returncode == 0, edited.stderr
-    assert "step=4 setting=global_batch_size saved=12 told=24 applied" in edited.stderr
+    assert "At step 4, global_batch_size is given as 24 and was saved as 12: applied." in edited.stderr
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     [event] = [record for record in records if record.get("event") == "resume_change"]
     assert (event["step"], event["saved"], event["told"], event["applied"]) == (4, 12, 24, True)
@@ -194,7 +194,7 @@ def test_a_longer_run_says_that_its_learning_rate_rises(recipe, before, after, r
     assert penstock("train", recipe, *words({"run.steps": 8, **before})).returncode == 0
     longer = penstock("train", recipe, *words({**before, **after}))
     assert longer.returncode == 0, longer.stderr
-    assert ("learning_rate step=9 from=" in longer.stderr) is rises, longer.stderr
+    assert ("The learning rate of step 9 rises from " in longer.stderr) is rises, longer.stderr
 
 
 def test_torchrun_trains_too(recipe, tmp_path):
@@ -228,7 +228,7 @@ def test_an_edited_learning_rate_is_visible_in_log_report_and_a_kept_recipe(reci
     edited = ("--set", "run.steps=16", "--set", "optim.learning_rate=0.002", "--set", "data.holdout=0.1")
     again = penstock("train", recipe, *edited)
     assert again.returncode == 0, again.stderr
-    assert "changed optim.learning_rate from=0.01 to=0.002" in again.stderr
+    assert "This start changes optim.learning_rate from 0.01 to 0.002." in again.stderr
     assert "data.holdout" not in again.stderr, "told anew, and the same"
     starts = [record for record in records_of(run) if record.get("event") == "start"]
     assert [start["changes"] for start in starts] == [

@@ -389,7 +389,6 @@ def _resume_changes(state: TrainState) -> list[ResumeChange]:
 def _say_kernels(state: TrainState) -> None:
     """Log the kernels that a resumed run computes with from here on, where they are others than before."""
     for name, (before, now) in changes_of(state.resumed_kernels, state.kernels).items():
-        f"From step {state.step + 1:,} on, {name} is computed by {now} instead of {before}."
         logger.warning(
             Event(
                 "kernel_changed",
@@ -420,7 +419,6 @@ def _start_record(state: TrainState, world: World, kept: KeptRecipe, peak: RunPe
 
 def _say_changes(kept: KeptRecipe) -> None:
     for name, (before, now) in [*kept.changes.items()][:_MOST_CHANGES]:
-        f"This start changes {name} from {plain(before)} to {plain(now)}."
         logger.info(
             Event(
                 "setting_changed",
@@ -431,7 +429,6 @@ def _say_changes(kept: KeptRecipe) -> None:
             )
         )
     if len(kept.changes) > _MOST_CHANGES:
-        f"It changes {len(kept.changes)} settings in all: see {kept.file}."
         logger.info(
             Event(
                 "settings_changed",

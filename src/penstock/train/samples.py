@@ -194,7 +194,6 @@ def _heldout(config: TrainConfig, processor: TextProcessor) -> list[SamplePrompt
         batch = loader.gather(np.array([row]))
         found += [prompt for prompt in _of_row(batch, asked, processor) if prompt not in found][:1]
     if len(found) < asked.heldout:
-        f"Only {len(found)} held-out documents can serve as prompts, of {asked.heldout} requested."
         log.warning(
             Event(
                 "samples_heldout",

@@ -289,11 +289,6 @@ def _with_lengths(markers: Mapping[str, int]) -> str:
 
 def _warn_of_markers(as_text: Mapping[str, int]) -> None:
     """Log markers that are no tokens of the vocabulary, by their length in tokens."""
-    (
-        "The template writes markers that are no tokens of the vocabulary, and are stored as text: "
-        f"{_with_lengths(as_text)}. If the model was not trained so, use the tokenizer and the template of "
-        "one model."
-    )
     log.warning(
         Event(
             "markers_as_text",

@@ -226,7 +226,6 @@ class Control:
             if unseen or parts <= known_parts(loader, name):
                 continue
             loader.extend_corpus(name, parts=parts)
-            f"Corpus {name} has grown: {parts} parts from step {loader.step + 1:,} on."
             log.info(
                 Event(
                     "corpus_grew",
