@@ -71,6 +71,6 @@ def test_a_run_on_a_streamed_corpus_takes_up_what_was_appended_when_it_resumes(
     assert run_cli("data", "append", tmp_path / "out", news).returncode == 0
     more = penstock("train", recipe, *settings, "--set", "run.steps=30", "--processes", 2)
     assert more.returncode == 0, more.stderr
-    assert f"Corpus python has grown: {parts + 1} parts from step 10 on." in more.stderr
+    assert f"Corpus python has grown: {parts + 1} parts from step 11 on." in more.stderr
     audit = json.loads(run_cli("data", "audit", tmp_path / "run", "--json").stdout)
     assert (audit["samples"], audit["faults"]) == (120, [])

@@ -73,7 +73,7 @@ def test_a_run_saves_to_an_object_store_and_resumes_past_a_damaged_checkpoint(
 
     again = penstock("train", recipe, "--set", "run.steps=5")
     assert again.returncode == 0, again.stderr
-    assert f"resuming from {address}/step-00000002 instead; set aside: step-00000004" in again.stderr
+    assert f"Resuming from {address}/step-00000002 instead; set aside: step-00000004" in again.stderr
     assert sorted(place.names()) == ["step-00000002", "step-00000004", "step-00000005"], "written again"
     assert penstock("checkpoint", "verify", run).returncode == 0
     exported = penstock("export", run, "--step", 2, "--out", tmp_path / "exported")

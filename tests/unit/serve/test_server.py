@@ -15,4 +15,4 @@ def test_a_signal_without_a_name_drains_as_any_other(caplog):
     with caplog.at_level(logging.INFO):
         server.handle_exit(signal.SIGRTMIN + 6, None)
     assert (service.draining, server.should_exit, server.force_exit) == (True, True, False)
-    assert f"by signal {signal.SIGRTMIN + 6}" in caplog.text
+    assert f"received signal {signal.SIGRTMIN + 6}" in caplog.text

@@ -44,6 +44,6 @@ def test_the_warning_names_the_settings_that_raise_the_rate(now, changes, said, 
         raw.setdefault(section, {})[key] = value
     with caplog.at_level(logging.WARNING):
         _say_raised_rate(build(TrainConfig, raw), KeptRecipe(file="recipe.json", changes=changes), step=8)
-    (record,) = caplog.records
-    assert all(text.replace('"', "") in record.told.replace('"', "") for text in said), record.told
-    assert "schedule is that of" not in record.told
+    (message,) = caplog.messages
+    assert all(text.replace('"', "") in message.replace('"', "") for text in said), message
+    assert "schedule is that of" not in message
