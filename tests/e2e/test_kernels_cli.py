@@ -38,7 +38,7 @@ def table(recipe):
     )
     assert done.returncode == 0, done.stderr
     assert "operations, about" in done.stderr
-    assert "measured in" in done.stderr
+    assert "Measured in" in done.stderr
     assert json.loads(done.stdout) == json.loads(path.read_text())
     return path
 

@@ -6,6 +6,7 @@ from tests.ranks.test_ethernet import LAYOUTS, compare, corpus
 __all__ = ["corpus"]
 
 
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of what it does itself
 @pytest.mark.parametrize(
     ("ranks", "sections", "levers"),
     [(ranks, sections, levers) for ranks, sections, _, levers in LAYOUTS if levers],
