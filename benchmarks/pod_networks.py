@@ -22,7 +22,7 @@ from ethernet_cases import KEPT, Case, recipe_of
 from results_file import file_result
 
 from penstock.core.units import mib
-from penstock.launch.pods.networks import PodNetwork
+from penstock.launch.pod_networks import PodNetwork
 from penstock.netlab.hosts import lab
 from penstock.train.emulated import Emulation
 

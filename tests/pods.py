@@ -19,8 +19,8 @@ from penstock.core import env
 from penstock.core.errors import PenstockError
 from penstock.core.network.probe import probe_nics
 from penstock.launch.local import JobOutcome, RankProcess, run_at
+from penstock.launch.pod_networks import ANNOTATION, Attachment, PodNetwork, declared
 from penstock.launch.pods.check import check_networks
-from penstock.launch.pods.networks import ANNOTATION, Attachment, PodNetwork, declared
 from penstock.launch.render.attach import attach
 from penstock.netlab import namespaces
 from penstock.netlab.hosts import Hosts, why_not

@@ -9,7 +9,7 @@ from tests.kubelet import nodes
 from tests.kubernetes import JOBSET, cluster
 from tests.launched import wait_until
 
-from penstock.launch.pods.networks import PodNetwork
+from penstock.launch.pod_networks import PodNetwork
 from penstock.launch.render.attach import attach
 from penstock.launch.render.pod_template import labels_of
 

@@ -9,7 +9,7 @@ from tests.kubernetes import free_port
 from tests.unit.launch.test_spec import make_spec
 
 from penstock.launch.job_folder import JobFolder
-from penstock.launch.pods.networks import PodNetwork
+from penstock.launch.pod_networks import PodNetwork
 from penstock.launch.pods.pod import PodSpec
 from penstock.launch.pods.preflight import is_examined
 from penstock.launch.preflight import EXCLUDE, REPORT, REPORT_JSON, command_of

@@ -14,8 +14,8 @@ from penstock.doctor import run_checks as examining
 from penstock.doctor.checks import interfaces
 from penstock.doctor.checks.check import CheckOptions
 from penstock.doctor.report import as_json
+from penstock.launch.pod_networks import PodNetwork, declared
 from penstock.launch.pods.check import check_networks
-from penstock.launch.pods.networks import PodNetwork, declared
 from penstock.netlab.hosts import lab
 from penstock.netlab.topology import Link
 

@@ -18,7 +18,7 @@ from penstock.core.toml import toml_text
 from penstock.core.units import plural
 from penstock.launch.engines.engine import ENGINES
 from penstock.launch.job_folder import JobFolder
-from penstock.launch.pods.networks import declared
+from penstock.launch.pod_networks import declared
 from penstock.launch.render.rendered import Rendered, ceiling
 from penstock.launch.spec import (
     RunSpec,

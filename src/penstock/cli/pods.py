@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from penstock.cli.options import add_fields, fields_of
 from penstock.core import config as configs
 from penstock.core.errors import PenstockError, UsageError
-from penstock.launch.pods.networks import PodNetworks
+from penstock.launch.pod_networks import PodNetworks
 from penstock.launch.pods.pod import PodCode, PodSpec, PodVolume
 from penstock.launch.render.kubernetes import is_inside
 

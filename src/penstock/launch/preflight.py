@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.launch.pods.networks import declared
+from penstock.launch.pod_networks import declared
 from penstock.launch.spec import RunSpec
 
 REPORT, REPORT_JSON, EXCLUDE = "doctor.txt", "doctor.json", "exclude.txt"

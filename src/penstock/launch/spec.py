@@ -17,7 +17,7 @@ from penstock.core.config import Raw
 from penstock.core.errors import UsageError
 from penstock.core.limits import Limit, check_limits, limited
 from penstock.core.toml import flat
-from penstock.launch.pods.networks import check_addresses
+from penstock.launch.pod_networks import check_addresses
 from penstock.launch.pods.pod import PodSpec
 
 MARGIN_S = 5.0

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from penstock.doctor.checks.check import red
 from penstock.doctor.report import DoctorReport, as_json
-from penstock.launch.pods.networks import PodNetwork
+from penstock.launch.pod_networks import PodNetwork
 from penstock.launch.pods.pod import PodSpec
 from penstock.launch.preflight import command_of, reasons_of
 from tests.unit.launch.test_spec import make_spec

@@ -17,7 +17,7 @@ from penstock.core.network.settings import (
     interfaces_in,
     nccl_settings,
 )
-from penstock.launch.pods.networks import DeclaredInterface
+from penstock.launch.pod_networks import DeclaredInterface
 
 
 def check_networks(

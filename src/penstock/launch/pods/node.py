@@ -29,9 +29,9 @@ from penstock.launch.local import EXIT_STOPPED, die_with
 from penstock.launch.nodes.attempt import Explain, Work
 from penstock.launch.nodes.elastic_agent import run_elastic_node
 from penstock.launch.nodes.node import prepare
+from penstock.launch.pod_networks import declared
 from penstock.launch.pods.check import check_networks
 from penstock.launch.pods.code import fetched, unpack
-from penstock.launch.pods.networks import declared
 from penstock.launch.pods.preflight import examine_pods, is_examined
 from penstock.launch.render.jobset import host_of
 from penstock.launch.render.kubernetes import pod_of

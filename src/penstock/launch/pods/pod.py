@@ -11,7 +11,7 @@ from typing import Literal
 
 from penstock.core.errors import UsageError
 from penstock.core.limits import Limit, check_limits, limited
-from penstock.launch.pods.networks import DOMAIN, NAME, PREFIX, PROVIDERS, RESOURCE, PodNetwork
+from penstock.launch.pod_networks import DOMAIN, NAME, PREFIX, PROVIDERS, RESOURCE, PodNetwork
 
 OWN_PATHS = ("/tmp", "/cache", "/dev/shm", "/etc/penstock", "/etc/penstock-code")
 """What every pod has besides its claims; see render/pod_template.py."""

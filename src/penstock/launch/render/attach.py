@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from penstock.core.errors import ConfigError
-from penstock.launch.pods.networks import Attachment, PodNetwork, check_provider
+from penstock.launch.pod_networks import Attachment, PodNetwork, check_provider
 from penstock.launch.render.dra import by_dra
 from penstock.launch.render.multi_nic_cni import by_multi_nic_cni
 from penstock.launch.render.nad import by_nad

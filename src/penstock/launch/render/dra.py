@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.core.errors import ConfigError
-from penstock.launch.pods.networks import DRANET, Attachment, Object, PodNetwork, declared
+from penstock.launch.pod_networks import DRANET, Attachment, Object, PodNetwork, declared
 
 _PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
 

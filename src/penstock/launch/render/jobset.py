@@ -20,8 +20,8 @@ from penstock.core import env
 from penstock.core.errors import UsageError
 from penstock.core.network.settings import Setting
 from penstock.launch.local import EXIT_STOPPED
+from penstock.launch.pod_networks import Attachment
 from penstock.launch.pods.failed import MOST_FAILED
-from penstock.launch.pods.networks import Attachment
 from penstock.launch.pods.pod import PodSpec
 from penstock.launch.render.pod_template import CONFIG, CONTAINER, Object, labels_of, pod_template
 from penstock.launch.spec import RunSpec

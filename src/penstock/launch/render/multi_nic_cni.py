@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.core.errors import ConfigError
-from penstock.launch.pods.networks import ANNOTATION, Attachment, Object, PodNetwork, network_of
+from penstock.launch.pod_networks import ANNOTATION, Attachment, Object, PodNetwork, network_of
 
 _HOST_BITS = 8
 """Bits of a MultiNicNetwork's subnet that number the nodes, as in the samples of multi-nic-cni."""

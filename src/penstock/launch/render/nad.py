@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.core.errors import ConfigError
-from penstock.launch.pods.networks import ANNOTATION, Attachment, Object, PodNetwork, declared, network_of
+from penstock.launch.pod_networks import ANNOTATION, Attachment, Object, PodNetwork, declared, network_of
 
 _RESOURCE_OF_NAD = "k8s.v1.cni.cncf.io/resourceName"
 _CNI_VERSION = "0.4.0"

@@ -17,7 +17,7 @@ from typing import Any
 from penstock.core.errors import UsageError
 from penstock.core.network.settings import Setting
 from penstock.core.units import parse_count
-from penstock.launch.pods.networks import Attachment
+from penstock.launch.pod_networks import Attachment
 from penstock.launch.pods.pod import PodSpec
 from penstock.launch.spec import Secret
 

@@ -8,7 +8,7 @@ counted by Penstock. Trainer 2.2 and later take the run's progress (obs/sinks/tr
 import math
 
 from penstock.core.network.settings import Setting
-from penstock.launch.pods.networks import Attachment
+from penstock.launch.pod_networks import Attachment
 from penstock.launch.pods.pod import PodSpec
 from penstock.launch.render.jobset import QUEUE, check_name, jobset_spec
 from penstock.launch.render.pod_template import Object, labels_of

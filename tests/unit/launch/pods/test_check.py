@@ -6,8 +6,8 @@ import pytest
 
 from penstock.core.errors import PenstockError
 from penstock.core.network.nics import Nic
+from penstock.launch.pod_networks import PodNetwork, declared
 from penstock.launch.pods.check import check_networks
-from penstock.launch.pods.networks import PodNetwork, declared
 
 ETH0 = Nic(name="eth0", is_up=True, mtu=1450, addresses=("10.244.0.9/24",), carries_default_route=True)
 NET1 = Nic(name="net1", is_up=True, mtu=9000, addresses=("10.1.0.4/24",), driver="macvlan")

@@ -7,7 +7,7 @@ import yaml
 from tools.crd import CRD, written
 
 from penstock.core.errors import ConfigError, UsageError
-from penstock.launch.pods.networks import PodNetwork
+from penstock.launch.pod_networks import PodNetwork
 from penstock.launch.pods.pod import PodSpec, PodVolume
 from penstock.launch.render.kubernetes import render_kubernetes
 from penstock.launch.spec import node_range

@@ -9,7 +9,7 @@ from kubeflow_trainer_api import models
 
 from penstock.core.errors import UsageError
 from penstock.core.yaml_text import yaml_text
-from penstock.launch.pods.networks import PodNetwork
+from penstock.launch.pod_networks import PodNetwork
 from penstock.launch.pods.pod import OWN_PATHS, PodCode, PodSpec, PodVolume
 from penstock.launch.render.jobset import longest_name
 from penstock.launch.render.kubernetes import render_kubernetes

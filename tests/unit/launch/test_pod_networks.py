@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core import config as configs
 from penstock.core.errors import ConfigError
-from penstock.launch.pods.networks import ANNOTATION, PodNetwork, PodNetworks
+from penstock.launch.pod_networks import ANNOTATION, PodNetwork, PodNetworks
 from penstock.launch.render.attach import attach
 
 CARDS = (
