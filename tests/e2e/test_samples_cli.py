@@ -66,7 +66,7 @@ def test_prompts_are_answered_every_so_many_steps_and_at_the_end(folder, run):
         assert len(prompts) == 4
         assert ["reference" in answer for answer in record["answers"]] == [False, False, True, True]
         assert all(answer["finish"] in ("stop", "length") for answer in record["answers"])
-    assert run.stderr.count("prompt='the penstock' answer=") == 3
+    assert run.stderr.count(": 'the penstock' -> ") == 3
 
 
 @pytest.mark.usefixtures("run")

@@ -49,7 +49,7 @@ def test_heads_are_trained_in_two_sittings_and_used(model, corpus, tmp_path):
     ) as first:
         assert first.stdout is not None
         assert first.stderr is not None
-        assert "train on text" in first.stderr.readline()  # after its first step
+        assert "Train on text" in first.stderr.readline()  # after its first step
         first.send_signal(signal.SIGINT)
         assert first.stdout.read() == ""
         assert first.wait(timeout=120) == 75

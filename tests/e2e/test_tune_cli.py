@@ -293,7 +293,7 @@ def test_a_packing_that_parts_conversations_says_so(tmp_path, capsys):
         recipe.read_text().replace('packing = "whole"\noverlong = "drop"', 'packing = "best_fit"')
     )
     assert main(["tune", str(recipe), "--set", "run.steps=1"]) == 0
-    assert "'best_fit' may part a conversation" in capsys.readouterr().err
+    assert "data.packing 'best_fit' may cut a conversation" in capsys.readouterr().err
 
 
 def test_an_adapter_of_a_runs_step_names_that_step_as_its_base(tmp_path, capsys):

@@ -29,8 +29,8 @@ def test_the_rank_the_others_wait_for_is_named():
             assert (record["slowest_rank"], round(record["slowest_s"], 6)) == (1, 0.9)
             assert round(record["median_s"], 6) == 0.25
     assert found[0][1] == [
-        "the others wait for rank=1 own_s=0.900 median_s=0.250 steps=1 to 2",
-        "the others wait for rank=1 own_s=0.900 median_s=0.250 steps=3 to 4",
+        "The others wait for rank 1: its own work took 0.900 s a step, the median 0.250 s (steps 1 to 2)",
+        "The others wait for rank 1: its own work took 0.900 s a step, the median 0.250 s (steps 3 to 4)",
     ]
     assert found[1][1] == []
 

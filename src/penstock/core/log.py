@@ -99,7 +99,8 @@ class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record, and below it the traceback if it has one."""
         said = record.getMessage()
-        said = said[:1].upper() + said[1:]
+        if said.partition(" ")[0].rstrip(":,").isalpha():  # a key such as data.packing keeps its letters
+            said = said[:1].upper() + said[1:]
         end = "" if said.endswith((".", "?", "!", ":")) else "."
         kind = "" if record.levelno < logging.WARNING else f"{record.levelname.capitalize()}: "
         trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""

@@ -67,7 +67,7 @@ def test_a_command_says_each_warning_once(capsys: pytest.CaptureFixture[str]) ->
             log.warning(Event("unanswered", "{place} does not answer", place="far.example"))
             log.info("event")
         log.warning("odd")
-    assert lines(capsys) == ["Warning: Far.example does not answer.", "Warning: Odd."]
+    assert lines(capsys) == ["Warning: far.example does not answer.", "Warning: Odd."]
     assert not is_set_up()
 
 
