@@ -126,7 +126,7 @@ def warn(message: str) -> None:
 
 
 def note(message: str) -> None:
-    """Print what goes on, as `complain` prints an error."""
+    """Print progress, as `complain` prints an error."""
     complain(message, level=logging.INFO)
 
 

@@ -214,7 +214,7 @@ def _add_handler(*, once: bool = False) -> logging.Handler:
 
 @contextmanager
 def warnings_once() -> Generator[None]:
-    """Log warnings and what goes on, each sentence once, for commands whose output is on standard output."""
+    """Log warnings and progress, each sentence once, for commands whose output is on standard output."""
     logger = logging.getLogger("penstock")
     before = logger.propagate
     handler = _add_handler(once=True)

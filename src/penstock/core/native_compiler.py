@@ -19,7 +19,7 @@ Say = Callable[[str], None]
 """Shows a sentence to the user."""
 
 LIMIT_S = 1_200.0
-"""Limit of a build beside other work on the machine."""
+"""Limit of a build on a busy machine."""
 _QUIET_S = 3.0
 _SAY_EVERY_S = 5.0
 _POLL_S = 0.05

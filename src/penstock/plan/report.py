@@ -17,7 +17,7 @@ from penstock.plan.candidates import Question
 from penstock.plan.hardware import Cluster
 from penstock.plan.predict import Prediction
 from penstock.plan.search import Help, Option, SearchResult
-from penstock.plan.timeline import Event, Stream
+from penstock.plan.timeline import Span, Stream
 
 _DAY_S, _HOUR_S = 86_400, 3_600
 _MOST_ROWS = 8
@@ -228,7 +228,7 @@ _MEANING = {"none": "computing", "node": "links in the node", "network": "the ne
 _MICROSECONDS = 1e6
 
 
-def svg(events: Sequence[Event], *, title: str) -> str:
+def svg(events: Sequence[Span], *, title: str) -> str:
     """Return the timeline as SVG text."""
     end = max((event.start_s + event.seconds for event in events), default=1.0)
     height = _TOP + len(_LANES) * (_LANE + _GAP) + _BOTTOM
@@ -242,7 +242,7 @@ def svg(events: Sequence[Event], *, title: str) -> str:
     )
 
 
-def trace(events: Sequence[Event]) -> dict[str, Any]:
+def trace(events: Sequence[Span]) -> dict[str, Any]:
     """Return the timeline in the Trace Event Format: complete events, times in microseconds."""
     named = [
         {"name": "thread_name", "ph": "M", "pid": 0, "tid": lane, "args": {"name": stream}}
@@ -272,7 +272,7 @@ def _y(stream: Stream) -> int:
     return _TOP + _LANES.index(stream) * (_LANE + _GAP)
 
 
-def _bar(event: Event, end: float) -> str:
+def _bar(event: Span, end: float) -> str:
     left, right = _x(event.start_s, end), _x(event.start_s + event.seconds, end)
     tip = f"{event.name}, micro-batch {event.micro_batch}: {1000 * event.seconds:.2f} ms"
     return (

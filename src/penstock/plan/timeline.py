@@ -62,7 +62,7 @@ class BlockCost:
     """Allocator delay before each gather."""
 
 
-class Event(NamedTuple):
+class Span(NamedTuple):
     """Operation on a stream."""
 
     name: str
@@ -87,7 +87,7 @@ class StepTimeline:
     """Bytes that a node sent through its NICs."""
     network_operations: float = 0.0
     """Number of collectives over the network; those that computing waits for in a visit count as one."""
-    events: list[Event] = field(default_factory=list)
+    events: list[Span] = field(default_factory=list)
     """Operations of the simulated micro-batches, if recorded."""
 
 
@@ -243,7 +243,7 @@ class _Simulation:
             timeline.network_operations += unit.inline_link == "network"
         if self._record:
             timeline.events.append(
-                Event(unit.name, "compute", "none", start, seconds + inline, visit.micro_batch)
+                Span(unit.name, "compute", "none", start, seconds + inline, visit.micro_batch)
             )
         self._computed.append(self._free["compute"])
 
@@ -269,7 +269,7 @@ class _Simulation:
         timeline.network_operations += link == "network"
         if self._record:
             timeline.events.append(
-                Event(visit.unit.name, stream, link, start, cost.seconds, visit.micro_batch)
+                Span(visit.unit.name, stream, link, start, cost.seconds, visit.micro_batch)
             )
         return end
 

@@ -73,10 +73,10 @@ def has_dropped(message: Mapping[str, object], answer: str, index: int, *, is_la
     if "</think>" in content:
         thoughts.append(content.rpartition("</think>")[0].removeprefix("<think>"))
     rest = content.rpartition("</think>")[2].strip()
-    # a thought may be a part of what is said, such as a number: it is looked for beside that
-    beside = MARK.join(answer.rsplit(rest, 1)) if rest else answer
+    # a thought may also occur in the answer, as a number does, so the answer is left out of the search
+    without_rest = MARK.join(answer.rsplit(rest, 1)) if rest else answer
     for thought in thoughts if is_last else ():
-        if not _holds(beside, thought.strip()):
+        if not _holds(without_rest, thought.strip()):
             raise UsageError(
                 f"The template drops the reasoning of the last turn, message {index + 1}",
                 got=thought.strip()[:60],

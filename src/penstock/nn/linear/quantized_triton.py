@@ -10,7 +10,7 @@ serve, by two instructions each, in PTX:
     fma    x 1 - 136            code - 8, exactly; two numbers at a time
     fma    x scale              the only rounding
 
-Of int8 codes the lower 7 bits make 128 + bits, and the sign makes the 128 or 256 that is subtracted. Other
+The lower 7 bits of an int8 code make 128 + bits, and its sign makes the 128 or 256 that is subtracted. Other
 dtypes write a code into the last bits of a large float32.
 
 With up to 16 tokens the matrix is the left factor of a product of tiles, and tensor cores take it from
@@ -40,7 +40,7 @@ _MOST_FROM_REGISTERS = 16
 
 
 class Tile(NamedTuple):
-    """What a program computes, and how."""
+    """Tile of one program of a product, and how it is computed."""
 
     tokens: int
     outputs: int

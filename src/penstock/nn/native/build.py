@@ -65,6 +65,6 @@ def _compiler() -> str:
 
 
 def _sources() -> list[Path]:
-    """Return all files, those of this folder first: the compiler is told the folder of the first one."""
+    """Return all files, those of this folder first: its path is the one that the compiler includes from."""
     found = (file for pattern in ("*.cpp", "*.h") for file in SOURCES.rglob(pattern))
     return sorted(found, key=lambda file: (len(file.parts), file.name))

@@ -1,4 +1,4 @@
-"""What the page of a run reads, as JSON: the console's routes answer with it, and a report has it inlined."""
+"""JSON that the page of a run reads: the console's routes answer with it, and a report inlines it."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -49,7 +49,7 @@ class Figure(NamedTuple):
     """Second, smaller line."""
 
 
-class Table(NamedTuple):
+class SummaryTable(NamedTuple):
     """Table; the first cell of a row is its heading."""
 
     title: str
@@ -281,7 +281,7 @@ def _median(
     )
 
 
-def _tables(data: RunData, starts: Sequence[Start]) -> Iterator[Table]:
+def _tables(data: RunData, starts: Sequence[Start]) -> Iterator[SummaryTable]:
     yield _traffic(data)
     yield _skipped(data)
     yield _corpora(data)
@@ -291,7 +291,7 @@ def _tables(data: RunData, starts: Sequence[Start]) -> Iterator[Table]:
     yield _kernels(starts)
 
 
-def _traffic(data: RunData) -> Table:
+def _traffic(data: RunData) -> SummaryTable:
     record = data.newest.get("traffic") or {}
     sent, over = record.get("sent_bytes"), record.get("network_axes")
     axes = (
@@ -312,27 +312,27 @@ def _traffic(data: RunData) -> Table:
         for axis, number in sorted(axes.items(), key=lambda item: -item[1])
     ]
     title = f"Traffic of a step, counted at step {record.get('step', 0):,}"
-    return Table(title, ("mesh axis", "sent by the first process", "over", "mean rate"), rows)
+    return SummaryTable(title, ("mesh axis", "sent by the first process", "over", "mean rate"), rows)
 
 
-def _skipped(data: RunData) -> Table:
+def _skipped(data: RunData) -> SummaryTable:
     skipped = [event for event in data.events if event["kind"] == "skip"]
     shown = f", the last {_MOST_SKIPPED}" if len(skipped) > _MOST_SKIPPED else ""
     rows = [(f"{event['step']:,}", event["text"]) for event in skipped[-_MOST_SKIPPED:]]
-    return Table(f"{plural(len(skipped), 'step')} not taken{shown}", ("step", "why"), rows)
+    return SummaryTable(f"{plural(len(skipped), 'step')} not taken{shown}", ("step", "why"), rows)
 
 
-def _corpora(data: RunData) -> Table:
+def _corpora(data: RunData) -> SummaryTable:
     names = [name for name in data.tables["steps"] if name.startswith("corpus_tokens/")]
     last = {name.partition("/")[2]: float(data.column(name)[-1]) for name in names}
     tokens = {name: number for name, number in last.items() if math.isfinite(number)}
     total = sum(tokens.values()) or 1.0
     most_first = sorted(tokens.items(), key=lambda item: -item[1]) if len(tokens) > 1 else []
     rows = [(name, f"{number:,.0f}", f"{number / total:.1%}") for name, number in most_first]
-    return Table("Tokens by corpus", ("corpus", "tokens", "share"), rows)
+    return SummaryTable("Tokens by corpus", ("corpus", "tokens", "share"), rows)
 
 
-def _heldout(data: RunData) -> Table:
+def _heldout(data: RunData) -> SummaryTable:
     table = data.tables["validations"]
     last = {name: float(values[-1]) for name, values in table.items() if math.isfinite(values[-1])}
     own = {metric for _, metric, _ in _HELD_OUT}
@@ -343,10 +343,10 @@ def _heldout(data: RunData) -> Table:
     if len(corpora) > 1:
         rows.append(["all", *(_known(last.get(metric)) for _, _, metric in _HELD_OUT)])
     title = f"Held-out text, after step {last.get('step', 0):,.0f}"
-    return Table(title, ("corpus", *(title for title, _, _ in _HELD_OUT)), rows)
+    return SummaryTable(title, ("corpus", *(title for title, _, _ in _HELD_OUT)), rows)
 
 
-def _tasks(data: RunData) -> Table:
+def _tasks(data: RunData) -> SummaryTable:
     rows = []
     steps = data.column("step", table="tasks")
     for name, values in data.tables["tasks"].items():
@@ -356,10 +356,11 @@ def _tasks(data: RunData) -> Table:
             ends = (f"{short(float(values[i]))} (step {steps[i]:,.0f})" for i in (known[0], known[-1]))
             error = float(data.column(f"task_stderrs/{task}", table="tasks")[known[-1]])
             rows.append((task, *ends, _known(error), f"{len(known):,}"))
-    return Table("Tasks", ("task and metric", "first", "last", "its standard error", "evaluations"), rows)
+    head = ("task and metric", "first", "last", "its standard error", "evaluations")
+    return SummaryTable("Tasks", head, rows)
 
 
-def _starts(data: RunData, starts: Sequence[Start]) -> Table:
+def _starts(data: RunData, starts: Sequence[Start]) -> SummaryTable:
     steps, rate = data.column("step"), data.column("tokens_per_s")
     ends = [start.step for start in starts[1:]] + [steps[-1] if len(steps) else 0]
     rows = []
@@ -388,10 +389,10 @@ def _starts(data: RunData, starts: Sequence[Start]) -> Table:
     )
     left_out = len(rows) - _MOST_STARTS
     note = f"The {left_out:,} starts before these are left out." if left_out > 0 else ""
-    return Table("Starts", head, rows[-_MOST_STARTS:], note)
+    return SummaryTable("Starts", head, rows[-_MOST_STARTS:], note)
 
 
-def _kernels(starts: Sequence[Start]) -> Table:
+def _kernels(starts: Sequence[Start]) -> SummaryTable:
     """Return the table of the newest start's kernels, and by how much each was faster than the next."""
     rows = []
     for key, row in starts[-1].kernels.items() if starts else ():
@@ -407,7 +408,7 @@ def _kernels(starts: Sequence[Start]) -> Table:
         said += [f"{name} out: {why}" for name, why in out.items()] if isinstance(out, Mapping) else []
         rows.append((str(key), kernel, f"{own:,.4g} us" if own else UNKNOWN, lead, "; ".join(said)))
     head = ("operation", "kernel", "time", "faster than the next", "others")
-    return Table("Kernels of the last start", head, rows)
+    return SummaryTable("Kernels of the last start", head, rows)
 
 
 def _known(value: float | None) -> str:
