@@ -18,6 +18,7 @@ from tests.compiled_cases import (
     step_of,
 )
 
+from penstock.core.units import plural
 from penstock.engine.assemble import engine_of
 from penstock.engine.config import EngineConfig
 from penstock.engine.model_runner.decode_graphs import are_wanted
@@ -151,7 +152,7 @@ def test_after_a_failure_the_graphs_that_were_recorded_stay(at, sizes, caplog):
     parts = engine_parts()
     graphs = graphs_of(*parts, record=Breaking(at))
     assert graphs.sizes == sizes
-    assert f"No graph for {3 - at // 2} sequences and fewer" in caplog.text
+    assert f"Steps of {plural(3 - at // 2, 'sequence')} or fewer have no graph" in caplog.text
     for ours, theirs in zip(logits_of(*parts, graphs=graphs), logits_of(*engine_parts()), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 

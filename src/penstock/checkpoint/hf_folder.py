@@ -83,8 +83,8 @@ def _warn_of_head(path: Path) -> None:
     log.warning(
         Event(
             "head_differs",
-            "{path} ties the output matrix to the embedding, but another lm_head.weight is "
-            "stored: it is used",
+            "{path} ties the output matrix to the embedding, but stores another lm_head.weight, "
+            "which is used",
             path=path,
         )
     )

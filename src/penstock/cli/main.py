@@ -17,7 +17,7 @@ from penstock.core import clock
 from penstock.core.env import ranks, sleep_at_barriers
 from penstock.core.errors import PenstockError, UsageError, near_match, nearest
 from penstock.core.garbage import freeze_gc, tune_gc
-from penstock.core.log import FORMATS, choose_format
+from penstock.core.log import FORMATS, check_format_of_environment, choose_format
 from penstock.core.table import Table
 
 _FIRST_SPEAKS_S = 2.0
@@ -124,14 +124,18 @@ def _without_log_format(words: list[str]) -> list[str]:
     Raises:
         UsageError: there is no such format.
     """
-    left, following = [], iter(words)
+    left: list[str] = []
+    following = iter(words)
     for word in following:
         if word == _LOG_FORMAT:
             choose_format(next(following, ""))
         elif word.startswith(f"{_LOG_FORMAT}="):
             choose_format(word.partition("=")[2])
+        elif word == "--":
+            left += [word, *following]
         else:
             left.append(word)
+    check_format_of_environment()
     return left
 
 

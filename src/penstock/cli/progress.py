@@ -89,7 +89,8 @@ def step_bar(name: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _event(stage: str, share: float, tokens: int | None, rate: float | None, left_s: float | None) -> Event:
-    left_s = 0.0 if left_s is None else left_s
+    if left_s is None:
+        return Event("progress", "{stage}: {share:.0%}", stage=stage, share=share)
     if tokens is None or rate is None:
         return Event(
             "progress",

@@ -101,11 +101,24 @@ class _Text(logging.Formatter):
         said = record.getMessage()
         if said.partition(" ")[0].rstrip(":,").isalpha():  # a key such as data.packing keeps its letters
             said = said[:1].upper() + said[1:]
-        end = "" if said.endswith((".", "?", "!", ":")) else "."
+        end = "" if said.endswith((".", "?", "!", ":")) or _ends_in_words_to_copy(said) else "."
         kind = "" if record.levelno < logging.WARNING else f"{record.levelname.capitalize()}: "
         trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
         line = f"{kind}{said}{end}"
         return f"{line if sys.stderr.isatty() else f'{_time_of(record)} {_on_one_line(line)}'}{trace}"
+
+
+def _ends_in_words_to_copy(said: str) -> bool:
+    """Return True if a sentence ends in a path, a setting or an option with its value.
+
+    >>> _ends_in_words_to_copy("Saved: runs/a"), _ends_in_words_to_copy("Try --out FOLDER")
+    (True, True)
+    >>> _ends_in_words_to_copy("Saved step 7 at 3 tokens/s")
+    False
+    """
+    *_, before, last = ["", *said.split()[-2:]] if said.split() else ["", ""]
+    is_path = "/" in last and not last.endswith(("/s", ")"))
+    return is_path or "=" in last or last.startswith("--") or before.startswith("--")
 
 
 class _Keys(logging.Formatter):
@@ -199,9 +212,18 @@ def choose_format(name: str) -> None:
     Raises:
         UsageError: it is none of FORMATS.
     """
-    if name not in FORMATS:
-        raise UsageError("--log-format is text, logfmt or json", got=name, fix=nearest(name, list(FORMATS)))
+    _check_format(name, "--log-format")
     env.set_log_format(name)
+
+
+def check_format_of_environment() -> None:
+    """Raise UsageError if the environment names a format of the logs that there is not."""
+    _check_format(env.log_format(), env.LOG_FORMAT)
+
+
+def _check_format(name: str, of: str) -> None:
+    if name not in FORMATS:
+        raise UsageError(f"{of} is text, logfmt or json", got=name, fix=nearest(name, list(FORMATS)))
 
 
 def _add_handler(*, once: bool = False) -> logging.Handler:
@@ -214,7 +236,7 @@ def _add_handler(*, once: bool = False) -> logging.Handler:
 
 @contextmanager
 def warnings_once() -> Generator[None]:
-    """Log warnings and progress, each sentence once, for commands whose output is on standard output."""
+    """Log warnings, each sentence once, for commands whose output is on standard output."""
     logger = logging.getLogger("penstock")
     before = logger.propagate
     handler = _add_handler(once=True)

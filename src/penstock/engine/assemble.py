@@ -124,7 +124,7 @@ def _runner(
 ) -> StepRunner:
     pages = {"num_blocks": capacity.num_blocks, "block_size": capacity.block_size}
     records = are_wanted(config.compile, device=part.device, ranks=config.tensor_parallel)
-    is_alone = not config.batch_invariant and not config.adapters  # each computes otherwise than the programs
+    is_alone = not config.batch_invariant and not config.adapters  # programs serve neither
     compiles = is_wanted(
         config.compile,
         has_graphs=records and is_alone,

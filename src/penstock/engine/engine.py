@@ -380,7 +380,7 @@ class Engine:
         log.exception(
             Event(
                 "step_failed",
-                "A step of {tokens} tokens failed, of {answers} answers",
+                "A step of {tokens:#token} for {answers:#answer} failed",
                 tokens=step.plan.num_tokens,
                 answers=len(step.plan.shares),
             )

@@ -79,7 +79,7 @@ class ReportedRun:
     price: float = 0.0
     """Of a device-hour; 0: unknown."""
     ranks: Mapping[str, RankTable] = field(default_factory=dict)
-    """By metric of RANK_METRICS, the one that is shown first at first; {}: no ranks were recorded."""
+    """Values by metric of RANK_METRICS; the page opens with the first one. {}: none were recorded."""
     ranks_left_out: Sequence[str] = ()
     """Metrics of ranks that would make the file too large, or take too long to read."""
     hangs: HangReports = field(default_factory=lambda: HangReports(hangs=(), unread=(), num_beyond=0))
@@ -233,7 +233,8 @@ def _ranks(run: ReportedRun) -> Reply:
         said.append(f"This file leaves out {left_out}, to stay small. `penstock console` shows them.")
     if len(kept) < len(places):
         said.append(
-            f"It names the places of ranks of the newest {len(kept)} of {plural(len(places), 'start')}."
+            f"This file names the places of ranks of the newest {len(kept)} of "
+            f"{plural(len(places), 'start')}."
         )
     return {
         "shown": next(iter(run.ranks), None),

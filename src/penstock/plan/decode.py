@@ -255,7 +255,7 @@ def serving_options(model: LlamaConfig, cluster: Cluster, *, context_tokens: int
                 batch=batch,
                 context_tokens=context_tokens,
                 graphs=tensor == 1,
-                compiled=False,
+                compiled=tensor == 1,
             )
             try:
                 options.append(ServingOption(job, predict_decode(job, cluster)))

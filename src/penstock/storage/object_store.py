@@ -219,9 +219,13 @@ class Store:
             log.warning(
                 Event(
                     "store_unanswered",
-                    "{place} fails to answer ({reason}); trying again for up to {deadline_s:.0f} s",
+                    "{place} did not answer attempt {attempt} for {object!r} ({reason}). The next one "
+                    "follows in {wait_s:.1f} s, the last one {deadline_s:.0f} s after the first",
                     place=self.address.place,
+                    attempt=attempts,
+                    object=name,
                     reason=failure.reason,
+                    wait_s=wait_s,
                     deadline_s=options.deadline_s,
                 )
             )

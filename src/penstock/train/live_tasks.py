@@ -80,8 +80,8 @@ class LiveTasks:
         if not found:
             return {}
         scores = scores_of(found)
-        values = {name: value for name, (value, _) in scores.items()}
-        log.info(Event("evaluated", "Evaluated step {step:,}: {scores}", step=state.step, scores=values))
+        shown = ", ".join(f"{name} {value:.4f}" for name, (value, _) in scores.items())
+        log.info(Event("evaluated", "Evaluated step {step:,}: {scores}", step=state.step, scores=shown))
         return {
             "event": "evaluation",
             "step": state.step,

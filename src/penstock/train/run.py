@@ -432,7 +432,7 @@ def _say_changes(kept: KeptRecipe) -> None:
         logger.info(
             Event(
                 "settings_changed",
-                "This start changes {settings} settings in all: see {path}",
+                "This start changes {settings:#setting} in all: see {path}",
                 settings=len(kept.changes),
                 path=kept.file,
             )
@@ -571,8 +571,8 @@ def _warn_of_emulation(recipe: TrainConfig, world: World, peak: float) -> None:
             logger.warning(
                 Event(
                     "compute_emulated",
-                    "compute = {compute!r} is emulated here, {slowdown:.0f} times slower than float32: "
-                    "use --set compute=float32",
+                    "The setting compute = {compute!r} is emulated here, {slowdown:.0f} times slower than "
+                    "float32: use --set compute=float32",
                     compute=recipe.compute,
                     slowdown=slower,
                 )

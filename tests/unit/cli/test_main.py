@@ -302,3 +302,11 @@ def test_a_log_format_anywhere_makes_an_event_of_an_error(
     assert (found["level"], found["message"]) == ("error", "It is damaged.")
     assert cli.main(["train", "--log-format"]) == 2
     assert "--log-format is text, logfmt or json" in capsys.readouterr().err
+
+
+def test_an_unknown_log_format_of_the_environment_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_LOG_FORMAT", "JSON")
+    assert cli.main(["version"]) == 2
+    assert "PENSTOCK_LOG_FORMAT is text, logfmt or json" in capsys.readouterr().err

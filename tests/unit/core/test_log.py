@@ -152,3 +152,23 @@ def test_another_format_is_refused_with_the_choices() -> None:
         UsageError, match=r"--log-format is text, logfmt or json .got 'jsn'.. Did you mean 'json'"
     ):
         choose_format("jsn")
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("saved step 7: runs/a", "Saved step 7: runs/a"),
+        ("write it by --out FOLDER", "Write it by --out FOLDER"),
+        ("use --set compute=float32", "Use --set compute=float32"),
+        ("step 7 at 3.1 tokens/s", "Step 7 at 3.1 tokens/s."),
+        ("loss 2.4 (1.25 bits/byte)", "Loss 2.4 (1.25 bits/byte)."),
+        ("data.packing may cut", "data.packing may cut."),
+    ],
+)
+def test_a_full_stop_follows_no_path_or_option(
+    said: str, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    set_up()
+    log.info(said)
+    assert lines(capsys) == [line]

@@ -159,7 +159,7 @@ def test_html_that_is_stored_with_its_tags_is_warned_about_once(
         (tmp_path / "in" / folder).mkdir()
         (tmp_path / "in" / folder / name).write_text(content)
     run(tmp_path / "in", tmp_path / "out", tokenizer, suffixes=(Path(name).suffix,), html="keep")
-    place = f"{tmp_path}/in/x/{name}{', record 1,' if name.endswith('.jsonl') else ''}"
+    place = f"{tmp_path}/in/x/{name}{' (record 1)' if name.endswith('.jsonl') else ''}"
     assert events(caplog) == ([("html_as_text", place)] if warned else [])
 
 
@@ -194,13 +194,13 @@ def test_a_part_of_a_page_is_stored_with_its_tags_and_warned_about_once(
     summary = run(tmp_path / "a.jsonl", tmp_path / "out", tokenizer)
     assert summary.manifest.num_documents == len(texts)
     assert events(caplog) == [
-        ("html_extracted", f"{tmp_path}/a.jsonl, record 3,"),
-        ("html_part_as_text", f"{tmp_path}/a.jsonl, record 4,"),
+        ("html_extracted", f"{tmp_path}/a.jsonl (record 3)"),
+        ("html_part_as_text", f"{tmp_path}/a.jsonl (record 4)"),
     ]
     assert "put <html> in front of each" in caplog.records[-1].getMessage()
     caplog.clear()
     run(tmp_path / "a.jsonl", tmp_path / "kept", tokenizer, html="keep")
-    assert events(caplog) == [("html_as_text", f"{tmp_path}/a.jsonl, record 3,")]
+    assert events(caplog) == [("html_as_text", f"{tmp_path}/a.jsonl (record 3)")]
     (tmp_path / "a.vue").write_text(part)
     caplog.clear()
     run(tmp_path / "a.vue", tmp_path / "code", tokenizer, suffixes=(".vue",))

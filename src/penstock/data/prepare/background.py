@@ -321,7 +321,7 @@ class Preparation:
         self._reported = now
         log.info(
             Event(
-                "prepared",
+                "preparing",
                 "Preparing {corpus}: {done_bytes:bytes} of {total_bytes:bytes} are read, {tokens:si} tokens",
                 corpus=self._what,
                 done_bytes=status.done_bytes,

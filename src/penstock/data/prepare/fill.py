@@ -255,7 +255,7 @@ def _say_whole(files: Sequence[InputFile], place: RecordPosition, num_bytes: int
 
 
 def _where(file: InputFile, index: int) -> str:
-    return shown(file.path) if file.kind == "text" else f"{shown(file.path)}, record {index + 1},"
+    return shown(file.path) if file.kind == "text" else f"{shown(file.path)} (record {index + 1})"
 
 
 def _row(file: InputFile, index: int, content: Rejection) -> dict[str, str | int]:

@@ -166,7 +166,7 @@ class CompiledSteps:
     def compile_all(self) -> None:
         """Compile all programs; logs a failure and leaves the rest uncompiled."""
         started = monotonic()
-        log.info(Event("compiling", "Compiling the blocks; the next start reads the programs"))
+        log.info(Event("compiling", "Compiling the blocks, once: later starts read the programs"))
         set_compiled_programs(cache_folder() / "compiled", given=False)
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_PROGRAMS)
         for size in self._sizes:
@@ -202,8 +202,7 @@ class CompiledSteps:
         log.info(
             Event(
                 "compiled",
-                "Compiled {programs} programs in {duration_s:.1f} s",
-                programs=len(self._ready) + bool(self._any),
+                "Compiled the blocks in {duration_s:.1f} s",
                 duration_s=monotonic() - started,
             )
         )

@@ -233,7 +233,7 @@ class DecodeGraphs:
                     log.warning(
                         Event(
                             "graphs_failed",
-                            "No graph for {sequences} sequences and fewer: {error}",
+                            "Steps of {sequences:#sequence} or fewer have no graph: {error}",
                             sequences=size,
                             error=str(error)[:500],
                         )

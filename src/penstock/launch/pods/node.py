@@ -260,10 +260,8 @@ def _print_logs(folder: JobFolder, scratch: Path, is_first: bool, parent: int) -
         is_last = signal.SIGTERM in signal.sigpending()
         for path in sorted(scratch.glob("rank-*.log")):
             rank = int(path.stem.removeprefix("rank-"))
-            size, at = (
-                path.stat().st_size,
-                read.get(path, 0),
-            )  # a rank that prints on and on holds up no other
+            size = path.stat().st_size  # a rank that prints on and on holds up no other
+            at = read.get(path, 0)
             while at < size and (lines := new_lines(path, at, is_last=is_last)):
                 at = read[path] = at + len(lines)
                 for line in lines.splitlines():

@@ -16,22 +16,9 @@ from penstock.launch.pod_networks import DOMAIN, NAME, PREFIX, PROVIDERS, RESOUR
 OWN_PATHS = ("/tmp", "/cache", "/dev/shm", "/etc/penstock", "/etc/penstock-code")
 """What every pod has besides its claims; see render/pod_template.py."""
 _SYSTEM_PATHS = (
-    *(
-        "/bin",
-        "/boot",
-        "/dev",
-        "/etc",
-        "/lib",
-        "/lib32",
-        "/lib64",
-        "/libx32",
-        "/proc",
-        "/run",
-        "/sbin",
-        "/sys",
-    ),
-    *("/usr", "/var/run", "/opt/penstock"),
-)
+    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/opt/penstock", "/proc", "/run",
+    "/sbin", "/sys", "/usr", "/var/run",
+)  # fmt: skip
 """Folders of the system, the container runtime and the image: a claim there hides them, or is refused."""
 _SHARED_MODES = ("ReadWriteMany", "ReadOnlyMany")
 _OBJECT_FIX = "Lower-case letters, digits and -, with a letter or digit at both ends."

@@ -32,7 +32,7 @@ def is_available() -> bool:
         log.warning(
             Event(
                 "operators_building",
-                "{reason}. Until then plain PyTorch computes, slower; the next start has them",
+                "{reason}. Until then plain PyTorch computes, slower; the next start has the operators",
                 reason=error,
             )
         )

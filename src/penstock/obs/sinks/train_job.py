@@ -124,7 +124,7 @@ class TrainJobStatus:
         log.info(
             Event(
                 "trainjob_reports",
-                "Sent {sent} reports of the TrainJob status, dropped {dropped}",
+                "Sent {sent:#report} of the TrainJob status, dropped {dropped}",
                 sent=self.sent,
                 dropped=self.dropped,
             )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from penstock.core import env
 from penstock.core.errors import ConfigError
+from penstock.core.log import Event
 from penstock.core.units import mib
 from penstock.parallel.layout import layout_of
 from penstock.train.planning.memory import memory_plan
@@ -108,12 +109,19 @@ def check_device(needed: RunMemory, total: int, *, name: str, oversubscribe: boo
 def _check(needed: int, there: int, *, what: str, oversubscribe: bool) -> None:
     if needed <= WARNED_ABOVE * there:
         return
-    said = f"The run needs {mib(needed)} {what}, and there are {mib(there)}"
     if needed <= REFUSED_ABOVE * there or oversubscribe:
-        log.warning(said)
+        log.warning(
+            Event(
+                "memory_tight",
+                "The run needs {needed_bytes:bytes} {place}, and there are {there_bytes:bytes}",
+                needed_bytes=needed,
+                place=what,
+                there_bytes=there,
+            )
+        )
         return
     raise ConfigError(
-        said,
+        f"The run needs {mib(needed)} {what}, and there are {mib(there)}",
         fix="Lower data.micro_batch_size or data.sequence_length, set recompute.policy, choose a smaller "
         "model, or shard over more machines; --dry-run shows what takes it. --oversubscribe starts it.",
     )
