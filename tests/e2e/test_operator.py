@@ -163,7 +163,7 @@ class Setting:
     def leads(self, name):
         """Return whether the process that now runs in a pod of the operator leads."""
         (container,) = self.cluster.get("Pod", name, namespace=NAMESPACE)["status"]["containerStatuses"]
-        return "running" in container["state"] and "leading" in self.cluster.log(name, namespace=NAMESPACE)
+        return "running" in container["state"] and "leads in" in self.cluster.log(name, namespace=NAMESPACE)
 
     def lose_node(self, name):
         """Cut a node's power and take its object away, and with it its pods, as a cloud does."""
@@ -221,7 +221,7 @@ def test_of_two_replicas_one_acts_and_the_other_takes_over(kubernetes):
         lambda: next(filter(kubernetes.leads, kubernetes.operators()), None), "a leader"
     )
     (waiting,) = set(kubernetes.operators()) - {leader}
-    kubernetes.until(lambda: "waiting" in kubernetes.cluster.log(waiting, namespace=NAMESPACE), "a start")
+    kubernetes.until(lambda: "waits to lead" in kubernetes.cluster.log(waiting, namespace=NAMESPACE), "a start")
     assert not kubernetes.leads(waiting)
     kubernetes.cluster.delete("Pod", leader, namespace=NAMESPACE)
     # The one that waited, or the deleted one's successor, if that is up by the time the lease is free.

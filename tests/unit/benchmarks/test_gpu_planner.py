@@ -180,8 +180,14 @@ def kit_rows():
 
 
 NOT_PREDICTED = (
-    "* plain loop *", "* peft *", "*transformers*", "*, documents,*", "*host time*", "*device idle*", "*between tokens*",
-)  # fmt: skip
+    "* plain loop *",
+    "* peft *",
+    "*transformers*",
+    "*, documents,*",
+    "*host time*",
+    "*device idle*",
+    "*between tokens*",
+)
 
 
 def test_every_row_of_the_kit_has_a_prediction_but_those_that_are_named(predicted):
