@@ -221,7 +221,9 @@ def test_of_two_replicas_one_acts_and_the_other_takes_over(kubernetes):
         lambda: next(filter(kubernetes.leads, kubernetes.operators()), None), "a leader"
     )
     (waiting,) = set(kubernetes.operators()) - {leader}
-    kubernetes.until(lambda: "waits to lead" in kubernetes.cluster.log(waiting, namespace=NAMESPACE), "a start")
+    kubernetes.until(
+        lambda: "waits to lead" in kubernetes.cluster.log(waiting, namespace=NAMESPACE), "a start"
+    )
     assert not kubernetes.leads(waiting)
     kubernetes.cluster.delete("Pod", leader, namespace=NAMESPACE)
     # The one that waited, or the deleted one's successor, if that is up by the time the lease is free.

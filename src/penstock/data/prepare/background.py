@@ -184,7 +184,9 @@ def main(argv: Sequence[str]) -> int:
         return _failed(claim, said=_said(error))
     except Exception as error:  # a defect: whoever reads the status file must be told
         traceback.print_exc()
-        return _failed(claim, said=f"{type(error).__name__}: {error}. See {folder / LOG_FILE}")
+        return _failed(
+            claim, said=f"{type(error).__name__}: {str(error).removesuffix('.')}. See {folder / LOG_FILE}"
+        )
     claim.end()
     return 0
 

@@ -33,7 +33,7 @@ def is_available() -> bool:
             Event(
                 "operators_building",
                 "{reason}. Until then plain PyTorch computes, slower; the next start has the operators",
-                reason=error,
+                reason=str(error).removesuffix("."),
             )
         )
         return False

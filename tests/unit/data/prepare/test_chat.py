@@ -1121,7 +1121,9 @@ def test_a_long_conversation_is_said_to_take_long_and_to_need_memory(tmp_path, m
     monkeypatch.setattr(chat_tokens, "_TOLD_BYTES", 1000)
     caplog.set_level("INFO")
     made(tmp_path, [talk("Hi", "Hello."), talk("Hi", "Hello. " * 200)], model)
-    [told] = [record.message for record in caplog.records if getattr(record.msg, "name", "") == "encoding_whole"]
+    [told] = [
+        record.message for record in caplog.records if getattr(record.msg, "name", "") == "encoding_whole"
+    ]
     assert "chats.jsonl (record 2) has 1.4 KiB as the template writes it." in told
 
 
