@@ -187,5 +187,5 @@ def test_a_grammar_that_becomes_too_large_ends_its_own_answer_only(llm):
 
 
 def test_a_bad_grammar_is_refused_before_it_is_queued(llm):
-    with pytest.raises(UsageError, match="invalid regex"):
+    with pytest.raises(UsageError, match="cannot be used: unclosed group"):
         llm.generate("the penstock", Params(grammar=regex("(")))

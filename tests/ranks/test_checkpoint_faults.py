@@ -101,7 +101,7 @@ def test_what_is_wrong_is_said_once(tmp_path: Path, capfd: pytest.CaptureFixture
     said = capfd.readouterr().err
     assert said.count("step-00000002 is damaged: bytes") == 1
     assert said.count("of rank-00001.safetensors were altered. Restore it, or remove that checkpoint") == 1
-    assert f"resuming from {tmp_path}/checkpoints/step-00000001 instead; set aside: step-00000002" in said
+    assert f"Resuming from {tmp_path}/checkpoints/step-00000001 instead; set aside: step-00000002" in said
 
 
 def test_a_run_with_no_sound_checkpoint_does_not_start_over_in_silence(tmp_path: Path) -> None:
