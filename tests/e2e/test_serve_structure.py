@@ -124,7 +124,7 @@ def test_of_the_allowed_tools_alone_one_is_called_and_the_model_is_told_of_all(c
 @pytest.mark.parametrize(
     ("form", "said"),
     [
-        ({"type": "regex", "regex": "("}, "invalid regex"),
+        ({"type": "regex", "regex": "("}, "cannot be used: unclosed group"),
         (
             {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "whole"}}},
             "Invalid type: whole",

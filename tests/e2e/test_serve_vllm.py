@@ -46,7 +46,7 @@ def test_a_prompt_ends_where_it_is_told_to(http):
             "not both",
         ),
         ({"skip_special_tokens": False}, "skip_special_tokens", "Input should be True"),
-        ({"guided_regex": "("}, None, "invalid regex"),
+        ({"guided_regex": "("}, "guided_regex", "cannot be used: unclosed group"),
         ({"use_beam_search": True}, "use_beam_search", "Input should be False"),
         ({"cache_salt": ""}, "cache_salt", "at least 1 character"),
     ],

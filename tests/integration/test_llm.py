@@ -276,7 +276,7 @@ def test_an_adapter_that_lacks_rows_of_tokens_in_its_template_is_named_in_the_lo
         (where / "chat_template.jinja").write_text(written + "{{ messages[0].content }}")
         llm.add_adapter("a", where)
         llm.remove_adapter("a")
-        said = f"adapter a has no rows for tokens that its chat template writes ({written}), so its chats"
+        said = f"Adapter a has no rows for tokens that its chat template writes ({written}), so its chats"
         assert (said in caplog.text) == ("rows" in caplog.text) == is_said
     with LLM(folder, replace(CONFIG, adapters={"from the start": where})) as other:
         assert "Adapter from the start has no rows" in caplog.text
