@@ -305,6 +305,4 @@ def test_wrong_words_are_one_paragraph_before_a_model_is_loaded(words, code, mes
     assert command_line.main(["serve", "nowhere", *words]) == code
     shown = " ".join(capsys.readouterr().err.split())
     assert message in shown
-    assert re.match(r"penstock: |\S+Z Error: ", shown), (
-        "a line of the log, once that is open"
-    )
+    assert re.match(r"penstock: |\S+Z Error: ", shown), "a line of the log, once that is open"

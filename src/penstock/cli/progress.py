@@ -90,18 +90,19 @@ def step_bar(name: str) -> Iterator[Callable[[int, int], None]]:
 
 def _event(stage: str, share: float, tokens: int | None, rate: float | None, left_s: float | None) -> Event:
     if left_s is None:
-        return Event("progress", "{stage}: {share:.0%}", stage=stage, share=share)
+        return Event("progress", "{stage:sentence}: {share:.0%}", stage=stage, share=share)
     if tokens is None or rate is None:
         return Event(
             "progress",
-            "{stage}: {share:.0%}, {left_s:duration} left",
+            "{stage:sentence}: {share:.0%}, {left_s:duration} left",
             stage=stage,
             share=share,
             left_s=left_s,
         )
     return Event(
         "progress",
-        "{stage}: {share:.0%}, {tokens:si} tokens, {tokens_per_s:si} tokens/s, {left_s:duration} left",
+        "{stage:sentence}: {share:.0%}, {tokens:si} tokens, {tokens_per_s:si} tokens/s, "
+        "{left_s:duration} left",
         stage=stage,
         share=share,
         tokens=tokens,

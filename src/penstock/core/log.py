@@ -34,6 +34,7 @@ class _Words(string.Formatter):
         "si": units.si,
         "flops": units.flops,
         "shell": lambda word: shlex.quote(str(word)),
+        "sentence": lambda said: f"{str(said)[:1].upper()}{str(said)[1:]}",
     }
 
     def format_field(self, value: Any, format_spec: str) -> str:  # Any: what a sentence names
@@ -50,8 +51,8 @@ class Event:
     Args:
         name: name of the kind of event, for programs: `saved`.
         sentence: what a person reads, with fields of `str.format` that name the values. There are also the
-            formats `bytes`, `duration`, `si` and `flops`; `#step`, which writes "1 step" or "2 steps"; and
-            `shell`, which quotes for a shell.
+            formats `bytes`, `duration`, `si` and `flops`; `#step`, which writes "1 step" or "2 steps";
+            `shell`, which quotes for a shell; and `sentence`, which begins with a capital letter.
         values: plain values, paths and errors by name; others are written as their text.
 
     >>> str(Event("saved", "Saved step {step:,}", step=1200))
@@ -99,7 +100,9 @@ class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record, and below it the traceback if it has one."""
         said = record.getMessage()
-        if said.partition(" ")[0].rstrip(":,").isalpha():  # a key such as data.packing keeps its letters
+        # Names and paths keep their letters: a field, a key, or whatever a plain string begins with.
+        begin = record.msg.sentence if isinstance(record.msg, Event) else ""
+        if begin.partition(" ")[0].rstrip(":,").isalpha():
             said = said[:1].upper() + said[1:]
         end = "" if said.endswith((".", "?", "!", ":")) or _ends_in_words_to_copy(said) else "."
         kind = "" if record.levelno < logging.WARNING else f"{record.levelname.capitalize()}: "

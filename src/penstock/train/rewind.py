@@ -49,7 +49,7 @@ def go_back(config: TrainConfig, world: World, asked: Rewind, *, tried: list[str
         log.warning(
             Event(
                 "rewound",
-                "{reason}. Going back to {checkpoint}, without the data of the steps up to {step:,} "
+                "{reason:sentence}. Going back to {checkpoint}, without the data of the steps up to {step:,} "
                 "(rewind {rewind} of {max_rewinds})",
                 reason=asked.why,
                 checkpoint=before[-1],

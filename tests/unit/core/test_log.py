@@ -58,7 +58,7 @@ def test_setting_up_twice_does_not_say_things_twice(capsys: pytest.CaptureFixtur
     set_up()
     assert is_set_up()
     log.warning("once")
-    assert lines(capsys) == ["Warning: Once."]
+    assert lines(capsys) == ["Warning: once."]
 
 
 def test_a_command_says_each_warning_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +67,7 @@ def test_a_command_says_each_warning_once(capsys: pytest.CaptureFixture[str]) ->
             log.warning(Event("unanswered", "{place} does not answer", place="far.example"))
             log.info("event")
         log.warning("odd")
-    assert lines(capsys) == ["Warning: far.example does not answer.", "Warning: Odd."]
+    assert lines(capsys) == ["Warning: far.example does not answer.", "Warning: odd."]
     assert not is_set_up()
 
 
@@ -157,16 +157,22 @@ def test_another_format_is_refused_with_the_choices() -> None:
 @pytest.mark.parametrize(
     ("said", "line"),
     [
-        ("saved step 7: runs/a", "Saved step 7: runs/a"),
-        ("write it by --out FOLDER", "Write it by --out FOLDER"),
-        ("use --set compute=float32", "Use --set compute=float32"),
-        ("step 7 at 3.1 tokens/s", "Step 7 at 3.1 tokens/s."),
-        ("loss 2.4 (1.25 bits/byte)", "Loss 2.4 (1.25 bits/byte)."),
-        ("data.packing may cut", "data.packing may cut."),
+        (Event("saved", "saved step 7: runs/a"), "Saved step 7: runs/a"),
+        (Event("saved", "{path} is not a folder", path="nowhere"), "nowhere is not a folder."),
+        (
+            Event("going_back", "{why:sentence}. Going back", why="the loss rose"),
+            "The loss rose. Going back.",
+        ),
+        ("nowhere is not a folder. Give a run.", "nowhere is not a folder. Give a run."),
+        ("Write it by --out FOLDER", "Write it by --out FOLDER"),
+        ("Use --set compute=float32", "Use --set compute=float32"),
+        (Event("step", "step {step} at 3.1 tokens/s", step=7), "Step 7 at 3.1 tokens/s."),
+        (Event("loss", "loss 2.4 (1.25 bits/byte)"), "Loss 2.4 (1.25 bits/byte)."),
+        (Event("cut", "data.packing may cut"), "data.packing may cut."),
     ],
 )
-def test_a_full_stop_follows_no_path_or_option(
-    said: str, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_sentences_keep_the_letters_of_names_and_no_stop_follows_a_path_or_option(
+    said: Event | str, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     set_up()

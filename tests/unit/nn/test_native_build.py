@@ -245,7 +245,7 @@ def test_the_first_use_waits_for_nothing_and_the_next_start_has_the_operators(ga
     with caplog.at_level(logging.WARNING):
         assert not cache(native.is_available.__wrapped__)()
     told = caplog.records[0].getMessage()
-    assert re.match(r"the C\+\+ operators are being built by process \d+: once a machine", told)
+    assert re.match(r"The C\+\+ operators are being built by process \d+: once a machine", told)
     assert told.endswith("cores. Until then plain PyTorch computes, slower; the next start has the operators")
     processes_in(pids)
     gate.touch()

@@ -32,7 +32,8 @@ def is_available() -> bool:
         log.warning(
             Event(
                 "operators_building",
-                "{reason}. Until then plain PyTorch computes, slower; the next start has the operators",
+                "{reason:sentence}. Until then plain PyTorch computes, slower; the next start has "
+                "the operators",
                 reason=str(error).removesuffix("."),
             )
         )

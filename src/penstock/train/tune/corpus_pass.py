@@ -296,7 +296,7 @@ def progress_said(what: str, blocks: int, *, says: bool) -> Callable[[int], None
             log.info(
                 Event(
                     "pass",
-                    "{what}: {done:,} of {blocks:,} blocks, {left_s:duration} left",
+                    "{what:sentence}: {done:,} of {blocks:,} blocks, {left_s:duration} left",
                     what=what,
                     done=done,
                     blocks=blocks,
