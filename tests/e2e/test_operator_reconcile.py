@@ -198,7 +198,7 @@ def test_a_run_whose_reconciliation_fails_holds_up_no_other(server, operator, st
 
         patch.setattr(Reconciler, "reconcile", reconcile)
         reconcile_all(operator.cluster, plan_of, threading.Event())
-    assert "run aaa" in caplog.text
+    assert "Run aaa" in caplog.text
     assert server.get("JobSet", "zzz", api=JOBSET)
     for name in ("aaa", "zzz"):
         server.delete("TrainingRun", name, api=API)
@@ -224,7 +224,7 @@ def test_a_signal_that_comes_before_the_first_reconciliation_ends_the_operator(s
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path / "kubeconfig")))
     with Command("operator", "--namespace", "default", stderr=subprocess.PIPE, text=True) as process:
         for line in process.stderr:
-            if "leading" in line:
+            if "leads in" in line:
                 process.terminate()
                 break
         rest = process.stderr.read()
