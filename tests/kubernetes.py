@@ -8,7 +8,6 @@ JobSet and others.
 import json
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -22,6 +21,8 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+
+from tests.ports import free_port, free_ports
 
 ADMIN = "admin-token"
 JOBSET = "jobset.x-k8s.io/v1alpha2"
@@ -222,7 +223,7 @@ def cluster(folder, *, controllers=False, definitions=()):
     """
     etcd, apiserver = binary("etcd"), binary("kube-apiserver")
     rest = [binary("kube-controller-manager"), binary("kube-scheduler")] if controllers else []
-    client, peer, port = (free_port() for _ in range(3))
+    client, peer, port = free_ports(3)
     key = folder / "sa.key"
     subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
     tokens = folder / "tokens.csv"
@@ -296,9 +297,3 @@ def _is_ready(found):
         return found.ask("GET", "/api/v1/namespaces/default")[0] == 200
     except (OSError, ValueError):
         return False
-
-
-def free_port():
-    """Return a TCP port of the loopback that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]

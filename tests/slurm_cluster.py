@@ -6,12 +6,13 @@ Needs Debian's `slurm-wlm` and `munge`, and root: Slurm starts jobs under the us
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from tests.ports import free_ports
 
 NODES = ("n0", "n1", "n2", "n3")
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun")
@@ -193,18 +194,6 @@ def slurm_cluster(folder: Path) -> Iterator[SlurmCluster]:
         yield cluster
     finally:
         cluster.stop()
-
-
-def free_ports(count: int) -> list[int]:
-    """Return so many ports that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def _pids() -> list[int]:

@@ -17,15 +17,11 @@ import pytest
 import yaml
 
 from penstock.obs.metric_names import training_metric
+from tests.ports import free_port
 from tests.status_server import status_server
 from tests.warm import Command, penstock
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "monitoring"
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from tests.in_process import run_cli
+from tests.ports import free_port
 from tests.warm import penstock
 
 
@@ -39,12 +40,6 @@ def start(recipe, *options, steps):
     command = [sys.executable, "-m", "torch.distributed.run", *options, "--max-restarts", "3"]
     words = ["-m", "penstock", "train", str(recipe), "--set", f"run.steps={steps}"]
     return subprocess.Popen([*command, *words], stderr=subprocess.PIPE, text=True)
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def await_step(run, step, agents):

@@ -18,7 +18,6 @@ Blocks ```text are for what differs each time and is not checked.
 import os
 import re
 import shutil
-import socket
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ import pexpect
 import pytest
 
 from penstock.netlab.hosts import why_not
+from tests.ports import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.md"))
@@ -101,9 +101,7 @@ class Terminal:
     """A bash that types commands and holds what is printed against what a page shows."""
 
     def __init__(self, folder):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = str(free.getsockname()[1])
+        self._port = str(free_port())
         bin_folder = str(Path(sys.executable).parent)
         self._shell = pexpect.spawn(
             "bash",

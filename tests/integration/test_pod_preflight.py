@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.kubernetes import free_port
+from tests.ports import free_port
 from tests.unit.launch.test_spec import make_spec
 
 from penstock.launch.job_folder import JobFolder

@@ -8,8 +8,9 @@ from urllib.request import urlopen
 
 import pytest
 from tests.integration.remote.faulty import FaultyServer, serving
-from tests.integration.remote.processes import answering, free_port
+from tests.integration.remote.processes import answering
 from tests.integration.remote.setting import quick_options
+from tests.ports import free_port
 
 from penstock.storage.options import RemoteOptions
 

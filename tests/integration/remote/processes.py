@@ -1,6 +1,5 @@
 """A server of somebody else's as a process that ends with the tests that need it."""
 
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,13 +7,6 @@ from contextlib import contextmanager
 from penstock.core import clock
 
 PATIENCE_S = 60
-
-
-def free_port() -> int:
-    """Return a port of this machine that nobody listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    return port
 
 
 @contextmanager

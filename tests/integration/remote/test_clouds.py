@@ -9,7 +9,8 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
-from tests.integration.remote.processes import answering, free_port
+from tests.integration.remote.processes import answering
+from tests.ports import free_port
 
 from penstock.core.errors import CorpusError
 from penstock.data import Loader, open_corpus
