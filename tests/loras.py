@@ -5,12 +5,10 @@ import json
 import torch
 from safetensors.torch import save_file
 
-from penstock.models.llama.model import Llama
-
 
 def save_lora(folder, model, *, rank, seed=0, only="", std=0.3, use_dora=False):
     """Write an adapter of all linear layers of a plain model's blocks whose names contain `only`."""
-    theirs, tensors = Llama.hugging_face_names(model.config), {}
+    theirs, tensors = {name: rows.tensor for name, rows in model.config.stored_rows.items()}, {}
     random = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         if name.startswith("layers.") and weight.dim() == 2 and only in name:

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-from penstock.models.llama.hugging_face import hugging_face_names
 from penstock.train.data_setup import train_loader
 from penstock.train.recipe.config import TrainConfig
 
@@ -55,7 +54,7 @@ def token_layers(recipe: TrainConfig) -> list[str]:
 
 def peft_names(recipe: TrainConfig) -> dict[str, str]:
     """Return the name of each parameter that is learned in the model of `peft_model`, by ours."""
-    theirs = hugging_face_names(recipe.model)
+    theirs = {name: rows.tensor for name, rows in recipe.model.stored_rows.items()}
     adapter = recipe.adapter
     if adapter is None:
         return dict(theirs)

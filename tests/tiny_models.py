@@ -11,13 +11,21 @@ import tokenizers
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    CwmConfig,
+    Ernie4_5Config,
+    GlmConfig,
     GraniteConfig,
+    GraniteMoeHybridConfig,
+    HeliumConfig,
     LlamaConfig,
+    MinistralConfig,
     MistralConfig,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    SeedOssConfig,
 )
 
 from penstock.text.tokenizer import Tokenizer, train_tokenizer
@@ -41,6 +49,14 @@ def of_every_family(**shape: Any) -> dict[str, PreTrainedConfig]:  # Any: of wha
     """Return name -> configuration, all of this shape."""
     granite = {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 4.0}
     windows = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+    layers = shape["num_hidden_layers"]
+    kinds = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)]
+    in_turn = {"sliding_window": 7, "layer_types": kinds}
+    dense = {
+        "num_local_experts": 0,
+        "shared_intermediate_size": shape["intermediate_size"],
+        "mamba_n_heads": 1,
+    }
     return {
         "llama": LlamaConfig(**shape, attention_bias=True, mlp_bias=True),
         "llama-tied": LlamaConfig(**shape, tie_word_embeddings=True),
@@ -48,6 +64,14 @@ def of_every_family(**shape: Any) -> dict[str, PreTrainedConfig]:  # Any: of wha
         "mistral": MistralConfig(**shape, sliding_window=7),
         "qwen2": Qwen2Config(**shape, **windows),
         "qwen3": Qwen3Config(**shape, head_dim=16),
+        "ministral": MinistralConfig(**shape, **in_turn, head_dim=16),
+        "cwm": CwmConfig(**{**shape, "bos_token_id": 0}, head_dim=8, sliding_window=7),
+        "phi3": Phi3Config(**shape, sliding_window=7, partial_rotary_factor=0.5),
+        "granite4": GraniteMoeHybridConfig(**shape, **granite, **dense, layer_types=["attention"] * layers),
+        "helium": HeliumConfig(**shape, head_dim=shape["hidden_size"] // shape["num_attention_heads"]),
+        "ernie": Ernie4_5Config(**shape, head_dim=16, use_bias=True),
+        "glm": GlmConfig(**shape, head_dim=16),
+        "seed-oss": SeedOssConfig(**shape, head_dim=16, attention_out_bias=True),
     }
 
 

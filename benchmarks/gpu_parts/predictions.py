@@ -36,7 +36,7 @@ from gpu_parts.training import (
 from gpu_parts.tuning import BF16 as LORA
 from gpu_parts.tuning import INT4 as LORA_INT4
 from gpu_parts.tuning import tune_section
-from penstock.models.llama.hugging_face import config_json, hugging_face_names
+from penstock.models.family.config_json import config_json
 from penstock.parallel.layout import RankLayout
 from penstock.plan.decode import DecodeJob, predict_decode
 from penstock.plan.predict import predict
@@ -116,10 +116,10 @@ def _tuning(cluster, folder):
 def _write_hollow(path, model):
     """Write a file of bfloat16 weights whose numbers are a hole: of them nothing is read."""
     header, end = {}, 0
-    for ours, theirs in hugging_face_names(model).items():
+    for ours, stored in model.stored_rows.items():
         shape = model.parameter_shapes[ours]
         begin, end = end, end + 2 * math.prod(shape)
-        header[theirs] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+        header[stored.tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)

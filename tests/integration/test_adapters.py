@@ -29,17 +29,27 @@ from penstock.nn.linear.packed import can_multiply
 # of PEFT, which asks transformers in its old words
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
-ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+FUSED = ["qkv_proj", "gate_up_proj", "input_linear", "output_linear"]
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", *FUSED]
 KINDS = {
     "every-layer": {"r": 3, "lora_alpha": 5, "target_modules": ALL},
-    "two-layers": {"r": 8, "lora_alpha": 4, "use_rslora": True, "target_modules": ["q_proj", "down_proj"]},
-    "by-expression": {"r": 2, "lora_alpha": 2, "target_modules": r".*\.1\.mlp\.(gate|up)_proj"},
+    "two-layers": {
+        "r": 8,
+        "lora_alpha": 4,
+        "use_rslora": True,
+        "target_modules": ["q_proj", "qkv_proj", "down_proj", "output_linear"],
+    },
+    "by-expression": {
+        "r": 2,
+        "lora_alpha": 2,
+        "target_modules": r".*\.1\.(mlp|shared_mlp)\.(gate_proj|up_proj|gate_up_proj|input_linear)",
+    },
     "dora": {"r": 4, "lora_alpha": 6, "use_dora": True, "target_modules": ALL},
     "dora-some": {
         "r": 6,
         "lora_alpha": 3,
         "use_dora": True,
-        "target_modules": ["k_proj", "o_proj", "up_proj"],
+        "target_modules": ["k_proj", "o_proj", "up_proj", *FUSED],
     },
 }
 

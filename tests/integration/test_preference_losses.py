@@ -207,8 +207,8 @@ def ours(kind, *, each_row, rows):
         loss = loss_sum(model, part, objective.finish(part, sums)) / count
         loss.backward()
         total += loss.item()
-    names = model.hugging_face_names(model.config)
-    gradients = {names[name]: parameter.grad for name, parameter in model.named_parameters()}
+    stored = model.config.stored_rows
+    gradients = {stored[name].tensor: parameter.grad for name, parameter in model.named_parameters()}
     return total, gradients, reward_metrics(sums.sums.tolist())
 
 

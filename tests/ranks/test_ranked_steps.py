@@ -28,7 +28,9 @@ pytestmark = pytest.mark.skipif(
 def save_of_neurons(neurons, family, folder):
     """Write a tiny model with feed-forward layers of another width, which ranks share."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CONFIGS[family], "intermediate_size", neurons)
+        for name in ("intermediate_size", "shared_intermediate_size"):
+            if hasattr(CONFIGS[family], name):
+                patch.setattr(CONFIGS[family], name, neurons)
         save_tiny_model(family, folder)
 
 

@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -36,16 +36,13 @@ from penstock.core.errors import ModelError, UsageError
 from penstock.core.files import commit, remove_tree, sync_directory, temporary_beside
 from penstock.core.packages import Package
 from penstock.models import FAMILIES
+from penstock.models.family.config_json import config_json
+from penstock.models.family.tensors import StoredRows
 from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.hugging_face import config_json
 from penstock.models.llama.model import Llama
 from penstock.models.llama.tensor_slices import ALONE, Slice, TensorParallelRank, slice_of, sliced_config
 from penstock.nn.unfilled import unfilled
 
-if TYPE_CHECKING:
-    import safetensors
-else:
-    safetensors = Package("safetensors", "Hugging Face folders")
 if TYPE_CHECKING:
     import safetensors
     import safetensors.torch as safetensors_torch
@@ -115,11 +112,11 @@ def save_pretrained(
     """
     folder = Path(folder)
     check_new(folder)
-    names: dict[str, str] = FAMILIES[config.model_type].hugging_face_names(config)
-    _check_state(set(state), set(names))
-    tensors = {theirs: state[ours] for ours, theirs in names.items()}
-    stored = next(iter(tensors.values())).dtype if dtype is None else dtype
-    model = {**config_json(config), **_special(eos_id), "dtype": str(stored).removeprefix("torch.")}
+    layout = config.stored_rows
+    _check_state(set(state), set(layout))
+    tensors = StoredState(state, layout)
+    stored = next(iter(state.values())).dtype if dtype is None else dtype
+    model = {**_special(eos_id), **config_json(config), "dtype": str(stored).removeprefix("torch.")}
     texts = {"config.json": _json(model), "generation_config.json": _json(_special(eos_id))}
     with appearing(folder) as temporary:
         write_weights(temporary, tensors, dtype=dtype, max_shard_bytes=max_shard_bytes)
@@ -207,7 +204,8 @@ def read_tensors(
     for path, names in by_file(tensors, tensors).items():
         with open_weights(path) as file:
             for name in names:
-                yield name, read_slice(file, tensors[name].name, slices.get(name))
+                tensor = tensors[name]
+                yield name, read_slice(file, tensor.name, slices.get(name), rows=tensor.rows)
 
 
 @contextmanager
@@ -224,19 +222,73 @@ def open_weights(path: Path) -> Iterator[Any]:  # Any: safetensors has no types
         raise damaged(path, error) from error
 
 
-def read_slice(file: Any, name: str, part: Slice | None) -> Tensor:  # Any: safetensors has no types
-    """Read some rows or columns of a tensor of an open safetensors file; the rest is not read.
+def read_slice(
+    file: Any,  # Any: safetensors has no types
+    name: str,
+    part: Slice | None,
+    *,
+    rows: Sequence[int] | None = None,
+) -> Tensor:
+    """Read some rows or columns of a tensor of an open safetensors file; see `read_rows`.
 
     Args:
-        part: None: the whole tensor.
+        part: rows or columns of the parameter; None: all.
+        rows: rows of the stored tensor that are the parameter; None: all.
     """
-    if part is None:
+    if part is None and rows is None:
         whole: Tensor = file.get_tensor(name)  # mapped, not copied
         return whole
-    dim, run = part
+    if rows is None:
+        rows = range(file.get_slice(name).get_shape()[0])
+    dim, run = (0, range(len(rows))) if part is None else part
+    if dim == 0:
+        return read_rows(file, name, rows[run.start : run.stop])
+    return read_rows(file, name, rows, slice(run.start, run.stop))
+
+
+def read_rows(file: Any, name: str, rows: Sequence[int], *inner: slice) -> Tensor:  # Any: as above
+    """Read rows of a tensor of an open safetensors file, in this order, and slices of its other dims.
+
+    Of scattered rows, all between the first and the last are read.
+    """
     stored = file.get_slice(name)
-    tensor: Tensor = stored[run.start : run.stop] if dim == 0 else stored[:, run.start : run.stop]
-    return tensor
+    if isinstance(rows, range) and rows.step == 1:
+        run: Tensor = stored[(slice(rows.start, rows.stop), *inner)]
+        return run
+    first, last = min(rows), max(rows)
+    between: Tensor = stored[(slice(first, last + 1), *inner)]
+    return between[torch.tensor(rows) - first]
+
+
+class StoredState(Mapping[str, Tensor]):
+    """Parameters of a network as the tensors of a model folder, each put together when it is asked for.
+
+    Args:
+        state: parameters by name.
+        layout: where each is stored, by the same names.
+    """
+
+    def __init__(self, state: Mapping[str, Tensor], layout: Mapping[str, StoredRows]) -> None:
+        self._state, self._parts = state, dict[str, list[tuple[str, StoredRows]]]()
+        for name, rows in layout.items():
+            self._parts.setdefault(rows.tensor, []).append((name, rows))
+
+    def __getitem__(self, stored: str) -> Tensor:
+        parts = self._parts[stored]
+        (name, rows), *others = parts
+        like = self._state[name]
+        if rows.is_whole and not others:
+            return like
+        tensor = like.new_empty(rows.num_rows, *like.shape[1:])
+        for name, rows in parts:
+            tensor[torch.tensor(rows.rows, device=like.device)] = self._state[name].detach()
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
 
 
 def write_weights(

@@ -13,8 +13,8 @@ from penstock.checkpoint.weight_files import INDEX, no_weights, read_header, wei
 from penstock.core.config import load_json
 from penstock.core.errors import ConfigError, ModelError
 from penstock.core.log import Event
+from penstock.models.family.config_json import config_of
 from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.hugging_face import config_of
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.checkpoint.hf import open_weights
+from penstock.checkpoint.hf import open_weights, read_rows
 from penstock.checkpoint.layout import MODEL
 from penstock.checkpoint.load import fill_boxes
 from penstock.checkpoint.start import StartWeights, check_weights
@@ -113,10 +113,10 @@ def _fill_from_folder(tensors: Mapping[str, StoredTensor], targets: Targets) -> 
         with open_weights(path) as file:
             for name in names:
                 box, local = targets[name]
-                local.copy_(_read_box(file, tensors[name].name, box))
+                local.copy_(_read_box(file, tensors[name], box))
 
 
-def _read_box(file: Any, name: str, box: Box) -> Tensor:  # Any: safetensors has no types
-    some = zip(box.offsets, box.sizes, strict=True)
-    tensor: Tensor = file.get_slice(name)[tuple(slice(first, first + size) for first, size in some)]
-    return tensor
+def _read_box(file: Any, tensor: StoredTensor, box: Box) -> Tensor:  # Any: safetensors has no types
+    rows = range(tensor.shape[0]) if tensor.rows is None else tensor.rows
+    first, *inner = (slice(start, start + size) for start, size in zip(box.offsets, box.sizes, strict=True))
+    return read_rows(file, tensor.name, rows[first], *inner)

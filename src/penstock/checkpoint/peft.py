@@ -20,7 +20,7 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -34,8 +34,8 @@ from penstock.checkpoint.layout import INDEX_FILE
 from penstock.core.config import load_json
 from penstock.core.errors import ConfigError, ModelError
 from penstock.core.packages import Package
+from penstock.models.family.tensors import StoredRows
 from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.hugging_face import hugging_face_names
 from penstock.models.llama.model import Llama
 from penstock.models.llama.tensor_slices import ALONE, Slice, TensorParallelRank, slice_of, sliced_config
 from penstock.nn.linear.adapter_config import MAX_RANK, OUTPUT_MATRIX, AdapterConfig, BaseWeights
@@ -115,7 +115,7 @@ def read_new_rows(folder: Path, config: LlamaConfig) -> dict[str, Tensor]:
         ModelError: it has other rows of the embedding or the output matrix.
     """
     settings = read_settings(folder)
-    ours = {theirs.removesuffix(".weight"): name for name, theirs in hugging_face_names(config).items()}
+    ours = {rows.tensor.removesuffix(".weight"): name for name, rows in config.stored_rows.items()}
     wanted = {
         layer: name
         for layer, name in ours.items()
@@ -186,32 +186,36 @@ def save_adapter(
         ModelError: the folder could not be written (a full disk).
     """
     check_new(folder)
-    theirs = hugging_face_names(model)
+    layout = model.stored_rows
     content: dict[str, Tensor] = {}
-    modules: dict[str, None] = {}
+    modules: dict[str, dict[str, dict[str, Tensor]]] = {}
     token_indices: dict[str, list[int]] = {}
     for name, tensor in tensors.items():
         layer, _, part = name.rpartition(".")
-        module = theirs[f"{layer}.weight"].removesuffix(".weight")
+        module = layout[f"{layer}.weight"].tensor.removesuffix(".weight")
         if is_new_rows(name):
             first = model.vocab_size - len(tensor)
             token_indices[module.rpartition(".")[2]] = [*range(first, model.vocab_size)]
             content[f"base_model.model.{module}.{_TOKEN_ROWS}"] = tensor.detach().cpu().contiguous()
             continue
-        modules[module.rpartition(".")[2]] = None
-        content[f"base_model.model.{module}.{_PARTS[part]}"] = tensor.detach().cpu().contiguous()
-    alpha = int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha
+        modules.setdefault(module, {}).setdefault(layer, {})[part] = tensor.detach().cpu()
+    folds = max((len(parts) for parts in modules.values()), default=1)
+    for module, parts in modules.items():
+        stored = _stored_adapter({layout[f"{layer}.weight"]: pair for layer, pair in parts.items()}, folds)
+        content |= {f"base_model.model.{module}.{_PARTS[part]}": one for part, one in stored.items()}
+    alpha = adapter.alpha * (math.sqrt(folds) if adapter.method == "rslora" else folds)
+    alpha = int(alpha) if alpha == int(alpha) else alpha
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "inference_mode": True,
-        "r": adapter.rank,
+        "r": adapter.rank * folds,
         "lora_alpha": alpha,
         "lora_dropout": 0.0,
         "use_rslora": adapter.method == "rslora",
         "use_dora": adapter.has_magnitudes,
-        "target_modules": list(modules),
+        "target_modules": list(dict.fromkeys(module.rpartition(".")[2] for module in modules)),
         "bias": "none",
         "fan_in_fan_out": False,
         "init_lora_weights": True,
@@ -227,11 +231,40 @@ def save_adapter(
             (temporary / name).write_text(text, encoding="utf-8")
 
 
+def _stored_adapter(parts: Mapping[StoredRows, Mapping[str, Tensor]], folds: int) -> dict[str, Tensor]:
+    """Return the adapter of a stored matrix, given those of the parts of it that are layers of ours.
+
+    A has the layers' own A, one below the other. B has the B of a layer in the layer's rows and columns, and
+    zeros elsewhere. A folder has one rank, so each module gets that of the module with the most layers.
+
+    Args:
+        parts: place of each layer -> "lora_a" [r, inputs], "lora_b" [outputs, r], "magnitude" [outputs].
+        folds: the most adapted layers of any stored matrix.
+    """
+    (first, *_) = parts.values()
+    (rank, inputs), (rows, *_) = first["lora_a"].shape, parts
+    stored = {
+        "lora_a": first["lora_a"].new_zeros(folds * rank, inputs),
+        "lora_b": first["lora_b"].new_zeros(rows.num_rows, folds * rank),
+    }
+    if "magnitude" in first:
+        stored["magnitude"] = first["magnitude"].new_zeros(rows.num_rows)
+    for index, (place, pair) in enumerate(parts.items()):
+        here, columns = torch.tensor(place.rows), slice(index * rank, (index + 1) * rank)
+        stored["lora_a"][columns] = pair["lora_a"]
+        stored["lora_b"][here, columns] = pair["lora_b"]
+        if "magnitude" in pair:
+            stored["magnitude"][here] = pair["magnitude"]
+    return stored
+
+
 def _read_tensors(
     folder: Path, config: LlamaConfig, *, place: TensorParallelRank, base_hash: str
 ) -> dict[str, dict[str, Tensor]]:
     """Return "A", "B" and "magnitude" of each layer, by its name."""
-    layers = {theirs.removesuffix(".weight"): ours for ours, theirs in hugging_face_names(config).items()}
+    layers: dict[str, dict[str, StoredRows]] = {}
+    for ours, stored in config.stored_rows.items():
+        layers.setdefault(stored.tensor.removesuffix(".weight"), {})[ours] = stored
     found: dict[str, dict[str, Tensor]] = {}
     try:
         with safetensors.safe_open(folder / _WEIGHTS, framework="pt") as file:
@@ -241,10 +274,15 @@ def _read_tensors(
                     continue
                 if name == _FROZEN_OUTPUT and _is_of_this_size(file, name, config):
                     continue
-                ours, which = _layer_of(name, layers, folder)
-                of_output = ours.startswith(OUTPUT_MATRIX)  # the rank with the logits has those of all ids
-                part = None if of_output else _part(slice_of(ours, config, place), which)
-                found.setdefault(ours.removesuffix(".weight"), {})[which] = read_slice(file, name, part)
+                parts, which = _layers_of(name, layers, folder)
+                for ours, stored in parts.items():
+                    of_output = ours.startswith(
+                        OUTPUT_MATRIX
+                    )  # the rank with the logits has those of all ids
+                    part = None if of_output else _part(slice_of(ours, config, place), which)
+                    rows = None if which == "A" or stored.is_whole else _fitting(file, name, stored, folder)
+                    tensor = read_slice(file, name, part, rows=rows)
+                    found.setdefault(ours.removesuffix(".weight"), {})[which] = tensor
     except (safetensors.SafetensorError, OSError) as error:
         raise ModelError(f"{folder / _WEIGHTS} cannot be read: {error}", fix="Save it again.") from None
     if not found:
@@ -317,10 +355,27 @@ def _check_numbers(path: Path, settings: Mapping[str, Any]) -> None:
         raise ModelError(f"{path}: lora_alpha must be a finite number", got=alpha, fix="Save it again.")
 
 
-def _layer_of(name: str, layers: Mapping[str, str], folder: Path) -> tuple[str, str]:
-    """Return the name of our weight that a stored tensor adapts, and "A", "B" or "magnitude"."""
+def _fitting(file: Any, name: str, stored: StoredRows, folder: Path) -> Sequence[int]:  # Any: as above
+    """Return the rows of a stored B or magnitude that belong to a layer of ours.
+
+    Raises:
+        ModelError: it has another number of rows than the matrix that it adapts.
+    """
+    shape = file.get_slice(name).get_shape()
+    if shape[0] != stored.num_rows:
+        raise ModelError(
+            f"{folder / _WEIGHTS}: {name} has {shape[0]} rows, this model needs {stored.num_rows}", fix=_CHECK
+        )
+    return stored.rows
+
+
+def _layers_of(
+    name: str, layers: Mapping[str, Mapping[str, StoredRows]], folder: Path
+) -> tuple[Mapping[str, StoredRows], str]:
+    """Return our weights that a stored tensor adapts, with their rows, and "A", "B" or "magnitude"."""
     match = _TENSOR.fullmatch(name)
-    ours = layers.get(match["layer"], "") if match else ""
+    parts = layers.get(match["layer"], {}) if match else {}
+    ours = next(iter(parts), "")
     outer = next((layer for layer in ("embed_tokens", "lm_head") if f".{layer}." in name), None)
     if match is None and outer:
         raise ModelError(
@@ -334,7 +389,7 @@ def _layer_of(name: str, layers: Mapping[str, str], folder: Path) -> tuple[str, 
             got=name,
             fix=_CHECK,
         )
-    return ours, "magnitude" if match["which"].startswith("magnitude") else match["which"][0]
+    return parts, "magnitude" if match["which"].startswith("magnitude") else match["which"][0]
 
 
 def _part(part: Slice | None, which: str) -> Slice | None:

@@ -8,15 +8,15 @@ config is refused in milliseconds, whatever its size.
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from penstock.core.config import load_json
 from penstock.core.errors import ModelError
+from penstock.models.family.tensors import StoredRows
 from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.hugging_face import hugging_face_names
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -40,7 +40,7 @@ _PREFIX = "model."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """A tensor of a safetensors file."""
+    """A tensor of a safetensors file, or some of its rows."""
 
     file: Path
     name: str
@@ -50,11 +50,15 @@ class StoredTensor:
     shape: tuple[int, ...]
     start: int
     """Byte of the file where its numbers begin."""
+    rows: Sequence[int] | None = None
+    """Rows of it that a parameter of the network is, in order; None: all."""
 
     @property
     def num_elements(self) -> int:
-        """Number of its elements."""
-        return math.prod(self.shape)
+        """Number of the parameter's elements."""
+        if self.rows is None:
+            return math.prod(self.shape)
+        return len(self.rows) * math.prod(self.shape[1:])
 
 
 def model_tensors(
@@ -70,14 +74,24 @@ def model_tensors(
         ModelError: weights are missing, unexpected, of another shape, quantised, damaged or pickled.
     """
     stored = stored_tensors(folder)
-    names = _stored_names(config, stored)
+    layout = _stored_rows(config, stored)
     if may_lack_head and HEAD not in stored:
-        names.pop("unembed.weight", None)
-    return select(folder, stored, names, config.parameter_shapes)
+        layout.pop("unembed.weight", None)
+    names = {ours: rows.tensor for ours, rows in layout.items()}
+    shapes = {
+        ours: (layout[ours].num_rows, *shape[1:])
+        for ours, shape in config.parameter_shapes.items()
+        if ours in layout
+    }
+    selected = select(folder, stored, names, shapes)
+    return {
+        ours: tensor if layout[ours].is_whole else replace(tensor, rows=layout[ours].rows)
+        for ours, tensor in selected.items()
+    }
 
 
-def _stored_names(config: LlamaConfig, stored: Collection[str]) -> dict[str, str]:
-    """Return Penstock's name -> name in the folder of every tensor.
+def _stored_rows(config: LlamaConfig, stored: Collection[str]) -> dict[str, StoredRows]:
+    """Return where each parameter lies in the folder, by Penstock's names.
 
     `AutoModel` saves a model without its output matrix, and its names without the prefix `model.`. Of a tied
     model either of the two matrices may be stored.
@@ -85,12 +99,14 @@ def _stored_names(config: LlamaConfig, stored: Collection[str]) -> dict[str, str
     Args:
         stored: names of the folder's tensors.
     """
-    names = hugging_face_names(config)
+    layout = config.stored_rows
     if not any(name.startswith(_PREFIX) for name in stored):
-        names = {ours: theirs.removeprefix(_PREFIX) for ours, theirs in names.items()}
-    if config.tie_word_embeddings and names["embed.weight"] not in stored and HEAD in stored:
-        names["embed.weight"] = HEAD
-    return names
+        layout = {
+            ours: replace(rows, tensor=rows.tensor.removeprefix(_PREFIX)) for ours, rows in layout.items()
+        }
+    if config.tie_word_embeddings and layout["embed.weight"].tensor not in stored and HEAD in stored:
+        layout["embed.weight"] = replace(layout["embed.weight"], tensor=HEAD)
+    return layout
 
 
 def select(

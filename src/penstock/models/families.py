@@ -1,207 +1,32 @@
-"""Model families as data: config fields and block features of each; no torch.
+"""Registry of model families by the model_type of `config.json`; no torch."""
 
-All families are one network (models/llama): blocks of attention and SwiGLU, each with a norm before. They
-differ in biases, norms of queries and keys, attention windows, and a few factors. A family that differs in no
-more than that is a row here.
-
-A row also says what each key of a `config.json` means. A key is read, or harmless at one value, or
-bookkeeping; any other key may change what the model computes, and is refused by name.
-"""
-
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, get_args
 
-ModelType = Literal["llama", "granite", "mistral", "qwen2", "qwen3"]
-"""Supported values of model_type."""
+from penstock.core.table import Table
+from penstock.models.family.base import Family
 
-BiasRule = Literal["chosen", "never", "query_key_value"]
-"""Biases of the attention projections: all four if `attention_bias` is set, none, or always three."""
+ModelType = Literal[
+    "cwm", "ernie4_5", "glm", "granite", "granitemoehybrid", "helium", "llama", "ministral", "mistral",
+    "phi3", "qwen2", "qwen3", "seed_oss",
+]  # fmt: skip
+"""Supported values of model_type; each is a file in models/family."""
 
-IGNORED_KEYS = "penstock_ignored_keys"
-"""Key of config.json that lists the keys that were passed over when the original folder was opened."""
-
-SIZES = frozenset(
-    {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
+FAMILY = Table(
+    "model family", {name: f"penstock.models.family.{name}:FAMILY" for name in get_args(ModelType)}
 )
-"""Keys without a default: a config.json that lacks one is refused."""
-
-_READ = SIZES | {
-    "model_type", "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps",
-    "tie_word_embeddings", "hidden_act", "quantization_config", "rope_theta", "rope_scaling",
-    "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings", IGNORED_KEYS,
-}  # fmt: skip
-_WINDOWS = frozenset({"sliding_window", "max_window_layers", "use_sliding_window", "layer_types"})
-_FACTORS = frozenset(
-    {"embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"}
-)
-
-BOOKKEEPING = frozenset(
-    {
-        # who wrote the file, and with which classes
-        "architectures", "transformers_version", "_name_or_path", "name_or_path", "_commit_hash",
-        "unsloth_fixed", "unsloth_version", "transformers.js_config", "tokenizer_class",
-        # dtype, initial values and dropout: weights are read in their own dtype, and Penstock has no dropout
-        "dtype", "torch_dtype", "initializer_range", "attention_dropout", "classifier_dropout",
-        # special tokens and lengths: read from the tokenizer's files and generation_config.json
-        "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id",
-        "model_max_length", "max_sequence_length",
-        # how a forward pass is run, and what it returns
-        "use_cache", "pretraining_tp", "gradient_checkpointing", "is_decoder", "torchscript", "return_dict",
-        "output_attentions", "output_hidden_states", "_attn_implementation", "attn_implementation",
-        "_attn_implementation_autoset", "_experts_implementation", "_flash_attn_2_enabled",
-        # labels of classifiers, whose weights are refused by name
-        "id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params",
-        # read where embeddings are served
-        "is_matryoshka", "matryoshka_dimensions",
-        # how answers are drawn: transformers 4 kept the fields of GenerationConfig here
-        "assistant_confidence_threshold", "assistant_lookbehind", "bad_words_ids", "begin_suppress_tokens",
-        "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size",
-        "encoder_repetition_penalty", "epsilon_cutoff", "eta_cutoff", "exponential_decay_length_penalty",
-        "forced_bos_token_id", "forced_eos_token_id", "length_penalty", "max_length", "min_length",
-        "no_repeat_ngram_size", "num_assistant_tokens", "num_assistant_tokens_schedule", "num_beam_groups",
-        "num_beams", "num_return_sequences", "output_scores", "remove_invalid_values", "repetition_penalty",
-        "return_dict_in_generate", "suppress_tokens", "target_lookbehind", "temperature", "top_k", "top_p",
-        "typical_p",
-    }
-)  # fmt: skip
-"""Keys that say nothing of what the network computes, at any value."""
-
-_DEFAULTS: Mapping[str, object] = {
-    "num_key_value_heads": None,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
-    "rope_parameters": None,
-    "chunk_size_feed_forward": 0,
-    "is_encoder_decoder": False,
-}
-"""Defaults that transformers' classes share."""
-
-_QWEN_DEFAULTS: Mapping[str, object] = {
-    **_DEFAULTS,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32_768,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-    "layer_types": None,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """Features of one family."""
-
-    architecture: str
-    """Class name in transformers."""
-    keys: frozenset[str]
-    """Keys of config.json that are read."""
-    defaults: Mapping[str, object]
-    """Key -> its value in transformers' class where config.json lacks it. A key that is not read changes
-    nothing at this value."""
-    ignored: frozenset[str] = BOOKKEEPING
-    """Keys of config.json that are harmless at any value."""
-    attention_bias: BiasRule = "never"
-    has_query_key_norm: bool = False
-    """True if queries and keys are normalised per head before rotary embedding."""
-
-    def is_harmless(self, key: str, value: object) -> bool:
-        """Return True if a key changes nothing at this value, or is read.
-
-        >>> FAMILY["qwen2"].is_harmless("use_mrope", False), FAMILY["qwen2"].is_harmless("use_mrope", True)
-        (True, False)
-        """
-        if value is None or key in self.keys or key in self.ignored:
-            return True
-        neutral = {**NEUTRAL, **_NEUTRAL_ELSEWHERE, **self.defaults}
-        return key in neutral and value == neutral[key]
-
-
-NEUTRAL: Mapping[str, object] = {
-    "attention_bias": False,
-    "mlp_bias": False,
-    "sliding_window": None,
-    "max_window_layers": 0,
-    "embedding_multiplier": 1.0,
-    "attention_multiplier": None,
-    "residual_multiplier": 1.0,
-    "logits_scaling": 1.0,
-}
-"""Fields that only some families support, with their neutral values."""
-
-_NEUTRAL_ELSEWHERE: Mapping[str, object] = {
-    "add_cross_attention": False,
-    "is_causal": True,
-    "is_llama_config": True,
-    "pruned_heads": {},
-    "rope_interleaved": False,
-    "tie_encoder_decoder": False,
-    "use_mrope": False,
-    "use_qk_norm": False,
-}
-"""Keys of published folders that these classes of transformers do not have, with their neutral values."""
-
-FAMILY: Mapping[str, Family] = {
-    "llama": Family(
-        architecture="LlamaForCausalLM",
-        keys=_READ | {"attention_bias", "mlp_bias"},
-        attention_bias="chosen",
-        defaults={**_DEFAULTS, "attention_bias": False, "mlp_bias": False, "head_dim": None},
-    ),
-    "granite": Family(
-        architecture="GraniteForCausalLM",
-        keys=_READ | _FACTORS | {"attention_bias", "mlp_bias"},
-        attention_bias="chosen",
-        defaults={
-            **_DEFAULTS,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "embedding_multiplier": 1.0,
-            "attention_multiplier": 1.0,
-            "residual_multiplier": 1.0,
-            "logits_scaling": 1.0,
-        },
-    ),
-    "mistral": Family(
-        architecture="MistralForCausalLM",
-        keys=_READ | {"sliding_window"},
-        defaults={
-            **_DEFAULTS,
-            "num_key_value_heads": 8,
-            "head_dim": None,
-            "max_position_embeddings": 131_072,
-            "sliding_window": 4096,
-        },
-    ),
-    "qwen2": Family(
-        architecture="Qwen2ForCausalLM",
-        keys=_READ | _WINDOWS,
-        attention_bias="query_key_value",
-        defaults=_QWEN_DEFAULTS,
-    ),
-    "qwen3": Family(
-        architecture="Qwen3ForCausalLM",
-        keys=_READ | _WINDOWS | {"attention_bias"},
-        attention_bias="chosen",
-        has_query_key_norm=True,
-        defaults={**_QWEN_DEFAULTS, "head_dim": 128, "attention_bias": False},
-    ),
-}
-
-assert set(FAMILY) == set(get_args(ModelType)), "every family has a row"
+"""model_type -> Family."""
 
 
 def families_with(name: str) -> list[str]:
-    """Return the families that support a field of NEUTRAL.
+    """Return the families that have a field of NEUTRAL.
 
     >>> families_with("max_window_layers")
     ['qwen2', 'qwen3']
     """
-    return [model_type for model_type, family in FAMILY.items() if name in family.keys]
+    families: dict[str, Family] = {model_type: FAMILY[model_type] for model_type in FAMILY}
+    return [model_type for model_type, family in families.items() if name in family.fields]
 
 
 def supported_families() -> str:
     """Return the supported families as a sentence, for error messages."""
-    return f"Supported: {', '.join(sorted(get_args(ModelType)))}."
+    return f"Supported: {', '.join(sorted(FAMILY))}."

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from penstock.nn.rope_scaling import RopeScaling
 
@@ -23,6 +24,7 @@ def rope_tables(
     positions: Int[Tensor, "batch seq"],
     *,
     head_dim: int,
+    rotated: int,
     theta: float,
     scaling: RopeScaling | None,
     max_positions: int,
@@ -32,19 +34,24 @@ def rope_tables(
 
     Args:
         positions: index of each token within its document, from 0.
+        rotated: number of a head's dimensions that are rotated. Half of them lie at its beginning and half at
+            its middle; the others are multiplied by 1 and 0.
         theta: base of the wavelengths.
         max_positions: context length in tokens, read by the dynamic rule.
         dtype: dtype of the result; the angles themselves are always float32.
     """
     with torch.no_grad():
         frequencies, factor = rope_frequencies(
-            positions, head_dim=head_dim, theta=theta, scaling=scaling, max_positions=max_positions
+            positions, head_dim=rotated, theta=theta, scaling=scaling, max_positions=max_positions
         )
         angles = positions[:, None, :, None].float() * frequencies
-        angles = torch.cat((angles, angles), dim=-1)
         cosines, sines = angles.cos(), angles.sin()
         if factor != 1.0:
             cosines, sines = cosines * factor, sines * factor
+        if rotated < head_dim:
+            fixed = (0, (head_dim - rotated) // 2)
+            cosines, sines = functional.pad(cosines, fixed, value=1.0), functional.pad(sines, fixed)
+        cosines, sines = (torch.cat((table, table), dim=-1) for table in (cosines, sines))
         return cosines.to(dtype), sines.to(dtype)
 
 
@@ -89,7 +96,11 @@ def rope_frequencies(
     scaling: RopeScaling | None,
     max_positions: int,
 ) -> tuple[Float[Tensor, "half"], float]:
-    """Return radians per position, [head_dim / 2] float32, and the factor on cosines and sines."""
+    """Return radians per position, [head_dim / 2] float32, and the factor on cosines and sines.
+
+    Args:
+        head_dim: dimensions that are rotated.
+    """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
     if scaling is None:
         return 1.0 / (theta**exponents), 1.0

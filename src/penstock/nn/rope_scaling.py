@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, Literal, cast
 
 from penstock.core.checks import is_number
@@ -69,6 +70,7 @@ class RopeScaling:
 
 _YARN = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
 _ORIGINAL = "original_max_position_embeddings"
+_ROTATED = "partial_rotary_factor"
 _FIELDS: dict[RopeType, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "linear": ((), ()),
     "dynamic": ((), ()),
@@ -78,7 +80,7 @@ _FIELDS: dict[RopeType, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 _THETA = 10_000.0
-_OF_ANY_RULE = {"rope_type", "type", "rope_theta", "partial_rotary_factor"} | {
+_OF_ANY_RULE = {"rope_type", "type", "rope_theta", _ROTATED} | {
     _ORIGINAL,  # transformers writes it for every rule and reads it for two
     "finetuned",  # in the first models with yarn; not used
 }
@@ -86,8 +88,20 @@ ROPE_KEYS = _OF_ANY_RULE.union(["factor"], *(chain(*both) for both in _FIELDS.va
 """Keys of `rope_parameters` that are read."""
 
 
-def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:  # Any: JSON
-    """Read the base and the scaling from a `config.json`, as transformers 4 or 5 writes them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeRule:
+    """Rotary embedding as a `config.json` describes it."""
+
+    theta: float
+    """Base of the wavelengths."""
+    scaling: RopeScaling | None
+    """Scaling for long contexts."""
+    rotated: float
+    """Part of each head that is rotated (`partial_rotary_factor`)."""
+
+
+def read_rope(raw: Mapping[str, Any], *, default: Mapping[str, object] = MappingProxyType({})) -> RopeRule:
+    """Read the rotary embedding of a `config.json`, as transformers 4 or 5 writes it.
 
     The rule is `rope_scaling` if there is one, else `rope_parameters`. Its base precedes a `rope_theta`
     beside it, and the `original_max_position_embeddings` beside it precedes its own, as in transformers.
@@ -97,14 +111,10 @@ def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:  # An
     """
     parameters, scaling = (_rule(raw, name) for name in ("rope_parameters", "rope_scaling"))
     found, where = (scaling, "rope_scaling") if scaling else (parameters, "rope_parameters")
-    theta = _number("rope_theta", _theta(raw, found, parameters))
-    rotated = found.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0
-    if rotated != 1.0:
-        raise ModelError(
-            "Rotating a part of each head (partial_rotary_factor) is not supported",
-            got=rotated,
-            fix="Take a model that rotates whole heads, as Llama, Granite, Mistral and Qwen do.",
-        )
+    theta = _number("rope_theta", _theta(raw, found, parameters, default=default.get("rope_theta", _THETA)))
+    rotated = found.get(_ROTATED) or raw.get(_ROTATED) or default.get(_ROTATED, 1.0)
+    rotated = _number(_ROTATED, rotated)
+    found = found or dict(default)
     rule = found.get("rope_type") or found.get("type") or "default"
     if rule != "default" and rule not in _FIELDS:
         raise ModelError("Unknown rope_type", got=rule, fix=nearest(str(rule), ["default", *_FIELDS]))
@@ -119,7 +129,7 @@ def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:  # An
             + (f" If the model does not need the rest, open the folder with {options}." if options else ""),
         )
     if rule == "default":
-        return theta, None
+        return RopeRule(theta=theta, scaling=None, rotated=rotated)
     given = {key: found[key] for key in own if found.get(key) is not None}
     if "truncate" in found:
         given["truncate"] = bool(found["truncate"])
@@ -130,15 +140,18 @@ def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:  # An
     for name in given.keys() - {"truncate"}:
         _number(name, given[name])
     try:
-        return theta, RopeScaling(rope_type=cast(RopeType, rule), **given)
+        scaled = RopeScaling(rope_type=cast(RopeType, rule), **given)
     except ConfigError as error:
         raise ModelError(f"config.json describes no model that can be built: {error}") from error
+    return RopeRule(theta=theta, scaling=scaled, rotated=rotated)
 
 
 def _theta(
     raw: Mapping[str, Any],
     found: Mapping[str, Any],
     parameters: Mapping[str, Any],  # Any: JSON
+    *,
+    default: object,
 ) -> object:
     """Return the base that transformers takes.
 
@@ -147,13 +160,13 @@ def _theta(
     """
     given = found.get("rope_theta") or raw.get("rope_theta")
     dropped = parameters.get("rope_theta")
-    if given is None and dropped not in (None, _THETA):
+    if given is None and dropped not in (None, default):
         raise ModelError(
             "rope_scaling has no rope_theta, and transformers does not read the one of rope_parameters then",
             got=dropped,
             fix=f'Write "rope_theta": {dropped} into rope_scaling.',
         )
-    return _THETA if given is None else given
+    return default if given is None else given
 
 
 def _rule(raw: Mapping[str, Any], key: str) -> dict[str, Any]:  # Any: JSON
@@ -173,13 +186,19 @@ def _number(name: str, value: object) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-def write_rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
-    """Return the keys of `config.json` in both spellings, so that transformers 4 and 5 read it."""
+def write_rope(theta: float, scaling: RopeScaling | None, *, rotated: float | None) -> dict[str, Any]:
+    """Return the keys of `config.json` in both spellings, so that transformers 4 and 5 read it.
+
+    Args:
+        rotated: part of each head that is rotated; None: the family rotates whole heads or none.
+    """
     rule: dict[str, Any] = {"rope_type": "default"}
     if scaling is not None:
         rule = {name: value for name, value in asdict(scaling).items() if value is not None}
+    part = {} if rotated is None else {_ROTATED: rotated}
     return {
         "rope_theta": theta,
         "rope_scaling": None if scaling is None else rule,
-        "rope_parameters": {"rope_theta": theta, **rule},
+        "rope_parameters": {"rope_theta": theta, **part, **rule},
+        **part,
     }

@@ -6,7 +6,8 @@ import pytest
 
 from penstock.checkpoint.hf_folder import read_config
 from penstock.core.errors import ModelError
-from penstock.models.llama.hugging_face import config_of
+from penstock.models.families import supported_families
+from penstock.models.family.config_json import config_of
 
 SIZES = {
     "vocab_size": 61,
@@ -55,6 +56,5 @@ def test_a_refused_config_json_is_named_with_its_folder(tmp_path):
     with pytest.raises(ModelError) as refused:
         read_config(tmp_path)
     assert str(refused.value) == (
-        f"{path}: This family of models is not supported (got 'pixtral'). "
-        "Supported: granite, llama, mistral, qwen2, qwen3."
+        f"{path}: This family of models is not supported (got 'pixtral'). {supported_families()}"
     )

@@ -176,9 +176,9 @@ def test_a_recipe_builds_a_config_and_reads_its_own_dump():
         ({"num_key_value_heads": 3}, "num_key_value_heads must divide num_attention_heads 4"),
         ({"head_dim": 7}, "head_dim must be even"),
         ({"vocab_size": 0}, "vocab_size must be positive"),
-        ({"sliding_window": 4}, "not supported by llama models.*Set model_type to mistral or qwen2"),
+        ({"sliding_window": 4}, "not supported by llama models.*Set model_type to cwm or ministral"),
         ({"logits_scaling": 2.0}, "Set model_type to granite"),
-        ({"model_type": "mixtral"}, r"no such choice \(got 'mixtral'\). Known: granite, llama, mistral"),
+        ({"model_type": "mixtral"}, r"no such choice \(got 'mixtral'\). Known: cwm, ernie4_5, glm, granite"),
         ({"attention_bias": True, "model_type": "qwen2"}, "not supported by qwen2 models"),
         (
             {"model_type": "qwen3", "max_window_layers": 1},

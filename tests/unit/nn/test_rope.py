@@ -6,13 +6,14 @@ import torch
 from penstock.core.config import build
 from penstock.core.errors import ConfigError, ModelError
 from penstock.nn.rope import rope_tables, rotate
-from penstock.nn.rope_scaling import RopeScaling, read_rope, write_rope
+from penstock.nn.rope_scaling import RopeRule, RopeScaling, read_rope, write_rope
 
 
 def tables(positions, *, dtype=torch.float64, scaling=None, max_positions=64):
     return rope_tables(
         torch.as_tensor(positions)[None],
         head_dim=8,
+        rotated=8,
         theta=10_000.0,
         scaling=scaling,
         max_positions=max_positions,
@@ -68,5 +69,16 @@ def test_an_unknown_field_in_a_model_folder_is_refused():
 @pytest.mark.parametrize(
     "scaling", [None, RopeScaling(rope_type="yarn", factor=2.0, original_max_position_embeddings=8)]
 )
-def test_what_is_written_is_read_back(scaling):
-    assert read_rope(write_rope(500_000.0, scaling)) == (500_000.0, scaling)
+@pytest.mark.parametrize("rotated", [None, 0.5])
+def test_what_is_written_is_read_back(scaling, rotated):
+    rule = RopeRule(theta=500_000.0, scaling=scaling, rotated=rotated or 1.0)
+    assert read_rope(write_rope(rule.theta, scaling, rotated=rotated)) == rule
+
+
+def test_what_a_family_assumes_holds_where_nothing_is_said():
+    default = {"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0, "partial_rotary_factor": 0.5}
+    linear = RopeScaling(rope_type="linear", factor=2.0)
+    assert read_rope({}, default=default) == RopeRule(theta=7.0, scaling=linear, rotated=0.5)
+    given = {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}
+    assert read_rope(given, default=default) == RopeRule(theta=7.0, scaling=None, rotated=0.25)
+    assert read_rope({"rope_theta": 9.0}, default={"rope_theta": 7.0}).theta == 9.0

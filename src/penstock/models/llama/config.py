@@ -2,10 +2,15 @@
 
 from dataclasses import dataclass
 from math import inf, prod
+from typing import Literal
 
 from penstock.core.errors import ConfigError
-from penstock.models.families import FAMILY, NEUTRAL, Family, ModelType, families_with, supported_families
+from penstock.models.families import FAMILY, ModelType, families_with, supported_families
+from penstock.models.family.base import NEUTRAL, Family
+from penstock.models.family.tensors import StoredRows
 from penstock.nn.rope_scaling import RopeScaling
+
+LayerType = Literal["full_attention", "sliding_attention"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +44,19 @@ class LlamaConfig:
     tie_word_embeddings: bool = False
     """Use the embedding as the output matrix too."""
     attention_bias: bool = False
-    """Llama, Granite, Qwen 3: biases in the four attention projections. Qwen 2 always has three."""
+    """Biases in the attention projections; Qwen 2 always has them, in three of the four."""
+    attention_out_bias: bool | None = None
+    """Seed-OSS: bias in the output projection; absent: as `attention_bias` says."""
     mlp_bias: bool = False
-    """Llama, Granite: biases in the feed-forward projections."""
+    """Biases in the feed-forward projections."""
     sliding_window: int | None = None
-    """Mistral, Qwen: attention window: a token sees itself and `sliding_window - 1` before; absent: all."""
+    """Attention window: a token sees itself and `sliding_window - 1` before; absent: all."""
     max_window_layers: int = 0
     """Qwen: number of first layers without a window."""
+    layer_types: tuple[LayerType, ...] | None = None
+    """Ministral, CWM, Qwen: which layers have the window, one by one; absent: as `max_window_layers` says."""
+    partial_rotary_factor: float = 1.0
+    """GLM, Phi, Granite 4.0: part of each head that rotary embedding turns, from 0 to 1."""
     embedding_multiplier: float = 1.0
     """Granite: factor on the embeddings."""
     attention_multiplier: float | None = None
@@ -88,10 +99,15 @@ class LlamaConfig:
             )
         if self.size_of_head % 2:
             raise ConfigError("head_dim must be even, for rotary embedding", got=self.size_of_head)
+        if not 0 <= self.partial_rotary_factor <= 1 or self.rotated_dims % 2:
+            raise ConfigError(
+                f"partial_rotary_factor must give an even number of a head's {self.size_of_head} dimensions",
+                got=self.partial_rotary_factor,
+            )
 
     def _check_family(self) -> None:
         for name, neutral in NEUTRAL.items():
-            if getattr(self, name) != neutral and name not in self.family.keys:
+            if getattr(self, name) != neutral and name not in self.family.fields:
                 raise ConfigError(
                     f"{name} is not supported by {self.model_type} models",
                     got=getattr(self, name),
@@ -103,6 +119,30 @@ class LlamaConfig:
                 got=self.max_window_layers,
                 fix="Set sliding_window, or leave it out.",
             )
+        self._check_layer_types()
+        self.family.check(self)
+
+    def _check_layer_types(self) -> None:
+        if self.layer_types is None:
+            self._check_first_layers()
+            return
+        if len(self.layer_types) != self.num_hidden_layers:
+            raise ConfigError(
+                f"layer_types must name the attention of each of the {self.num_hidden_layers} layers",
+                got=f"{len(self.layer_types)} names",
+            )
+        if "sliding_attention" in self.layer_types and self.sliding_window is None:
+            raise ConfigError(
+                "layer_types with sliding_attention needs sliding_window", fix="Set sliding_window."
+            )
+        if self.max_window_layers:
+            raise ConfigError(
+                "max_window_layers and layer_types both say which layers have a window",
+                got=self.max_window_layers,
+                fix="Leave one of them out.",
+            )
+
+    def _check_first_layers(self) -> None:
         if not 0 <= self.max_window_layers <= self.num_hidden_layers:
             raise ConfigError(
                 f"max_window_layers must be from 0 to num_hidden_layers {self.num_hidden_layers}",
@@ -113,19 +153,23 @@ class LlamaConfig:
     @property
     def family(self) -> Family:
         """Features of this family."""
-        return FAMILY[self.model_type]
+        family: Family = FAMILY[self.model_type]
+        return family
 
     @property
     def attention_biases(self) -> tuple[str, ...]:
         """Attention projections with a bias, of query, key, value and output."""
-        rule = self.family.attention_bias
-        if rule == "query_key_value":
-            return ("query", "key", "value")
-        return ("query", "key", "value", "output") if self.attention_bias else ()
+        has_bias = {"never": False, "always": True, "chosen": self.attention_bias}[self.family.biases]
+        has_output = has_bias if self.attention_out_bias is None else self.attention_out_bias
+        return tuple(name for name in self.family.biased if (has_output if name == "output" else has_bias))
 
     @property
     def windows(self) -> tuple[int | None, ...]:
         """Attention window of each layer in tokens; None: the whole context."""
+        if self.layer_types is not None:
+            return tuple(
+                None if kind == "full_attention" else self.sliding_window for kind in self.layer_types
+            )
         whole = self.max_window_layers
         return (None,) * whole + (self.sliding_window,) * (self.num_hidden_layers - whole)
 
@@ -138,6 +182,11 @@ class LlamaConfig:
     def size_of_head(self) -> int:
         """`head_dim`, with the default applied."""
         return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
+
+    @property
+    def rotated_dims(self) -> int:
+        """Dimensions of a head that rotary embedding turns, an even number."""
+        return int(self.size_of_head * self.partial_rotary_factor)
 
     @property
     def context(self) -> int:
@@ -204,6 +253,11 @@ class LlamaConfig:
             "norm.weight": (self.hidden_size,),
             **({} if self.tie_word_embeddings else {"unembed.weight": matrix}),
         }
+
+    @property
+    def stored_rows(self) -> dict[str, StoredRows]:
+        """Where a model folder of Hugging Face stores each parameter, by name, in model order."""
+        return self.family.tensors.rows_of(self)
 
     @property
     def num_parameters(self) -> int:

@@ -16,7 +16,6 @@ from jaxtyping import Float, Int, Int32
 from torch import Tensor, nn
 
 from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.hugging_face import hugging_face_names
 from penstock.nn.attention import Attend, GroupedQueryAttention, LayerCache, Rope
 from penstock.nn.head import OutputHead
 from penstock.nn.kernels.choose import choose_kernel
@@ -89,7 +88,6 @@ class Llama(nn.Module):
     """Causal language model."""
 
     config_class = LlamaConfig
-    hugging_face_names = staticmethod(hugging_face_names)
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -212,6 +210,7 @@ class Llama(nn.Module):
         return rope_tables(
             positions,
             head_dim=self.config.size_of_head,
+            rotated=self.config.rotated_dims,
             theta=self.config.rope_theta,
             scaling=self.config.rope_scaling,
             max_positions=self.config.max_position_embeddings,

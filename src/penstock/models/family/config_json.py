@@ -1,4 +1,4 @@
-"""Hugging Face format of Llama, read and write: `config.json` and weight names; no torch."""
+"""`config.json` of every family, read and written; no torch."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -6,7 +6,8 @@ from dataclasses import fields
 from typing import Any
 
 from penstock.core.errors import ConfigError, ModelError
-from penstock.models.families import FAMILY, IGNORED_KEYS, NEUTRAL, Family, supported_families
+from penstock.models.families import FAMILY, supported_families
+from penstock.models.family.base import IGNORED_KEYS, NEUTRAL, Family
 from penstock.models.llama.config import LlamaConfig
 from penstock.nn.rope_scaling import ROPE_KEYS, read_rope, write_rope
 
@@ -29,7 +30,7 @@ def config_of(raw: Mapping[str, Any], *, ignored_keys: Collection[str] = ()) -> 
     model_type = str(raw.get("model_type"))
     if model_type not in FAMILY:
         raise ModelError("This family of models is not supported", got=model_type, fix=supported_families())
-    family = FAMILY[model_type]
+    family: Family = FAMILY[model_type]
     ignored = [name for name in ignored_keys if _has(raw, name)]
     raw = {**family.defaults, **_without(raw, ignored, family)}
     if raw.get("quantization_config"):
@@ -38,14 +39,21 @@ def config_of(raw: Mapping[str, Any], *, ignored_keys: Collection[str] = ()) -> 
         raise ModelError(
             "hidden_act must be silu", got=raw["hidden_act"], fix="Only decoders with SwiGLU can be opened."
         )
-    theta, scaling = read_rope(raw)
+    rope = read_rope(raw, default=family.default_rope)
     known_names = {field.name for field in fields(LlamaConfig)} & family.keys
     values = {name: raw[name] for name in known_names if name in raw}
-    values |= {"rope_theta": theta, "rope_scaling": scaling}
+    values |= {"rope_theta": rope.theta, "rope_scaling": rope.scaling}
+    if "partial_rotary_factor" in family.fields:
+        values["partial_rotary_factor"] = rope.rotated
+    elif rope.rotated != 1.0:
+        raise ModelError(
+            f"{model_type} models rotate whole heads, and config.json has a partial_rotary_factor",
+            got=rope.rotated,
+            fix="Take config.json and the weights from one download of the model.",
+        )
     values["ignored_keys"] = tuple(dict.fromkeys((*_ignored_before(raw), *ignored)))
     try:
-        if "max_window_layers" in family.keys:
-            values |= _read_windows(raw)
+        values |= family.read(raw)
         _check_kinds(values)
         return LlamaConfig(**values)
     except (ConfigError, TypeError) as error:
@@ -113,89 +121,32 @@ def _quoted(value: object) -> str:
 
 def config_json(config: LlamaConfig) -> dict[str, Any]:  # Any: JSON
     """Return a `config.json` that transformers 4 and 5 can open."""
+    is_part = "partial_rotary_factor" in config.family.fields and config.partial_rotary_factor > 0
+    rotated = config.partial_rotary_factor if is_part else None
     values: dict[str, Any] = {
         "architectures": [config.family.architecture],
         **{field.name: getattr(config, field.name) for field in fields(config)},
         "num_key_value_heads": config.key_value_heads,
         "head_dim": config.size_of_head,
         "hidden_act": "silu",
-        **write_rope(config.rope_theta, config.rope_scaling),
+        **write_rope(config.rope_theta, config.rope_scaling, rotated=rotated),
     }
-    for name in NEUTRAL.keys() - config.family.keys:
+    for name in NEUTRAL.keys() - config.family.own_keys:
         del values[name]
     if ignored := values.pop("ignored_keys"):
         values[IGNORED_KEYS] = list(ignored)
     if "attention_multiplier" in values:
         values["attention_multiplier"] = config.attention_scale
-    if "max_window_layers" in values:
-        values["use_sliding_window"] = config.sliding_window is not None
-    return values
+    return {**values, **config.family.write(config)}
 
 
 def _check_kinds(values: Mapping[str, Any]) -> None:  # Any: JSON
     """Raise for values of a wrong type."""
     for field in fields(LlamaConfig):
-        if field.name in ("model_type", "ignored_keys") or field.name not in values:
+        if field.name in ("model_type", "ignored_keys", "layer_types") or field.name not in values:
             continue
         value, kind = values[field.name], field.type
         allowed: Any = kind | int if kind in (float, float | None) else kind
-        if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
+        is_flag = kind in (bool, bool | None)
+        if not isinstance(value, allowed) or (isinstance(value, bool) and not is_flag):
             raise ConfigError(f"{field.name} has the wrong type", got=value)
-
-
-def _read_windows(raw: Mapping[str, Any]) -> dict[str, int | None]:  # Any: JSON
-    """Read which layers of a Qwen model have a window, from its three redundant keys.
-
-    Raises:
-        ModelError: full and windowed layers alternate.
-    """
-    layers, kinds = raw.get("num_hidden_layers", 0), raw["layer_types"]
-    if not raw["use_sliding_window"] or raw["sliding_window"] is None:
-        return {"sliding_window": None, "max_window_layers": 0}
-    whole = min(raw["max_window_layers"], layers)
-    if kinds is not None:
-        if not isinstance(kinds, list):
-            raise ConfigError("layer_types has the wrong type", got=kinds)
-        whole = kinds.count("full_attention")
-        if kinds != ["full_attention"] * whole + ["sliding_attention"] * (layers - whole):
-            raise ModelError(
-                "layer_types must be full attention first, then sliding attention",
-                got=kinds,
-                fix="Other orders are not supported: docs/explanation/models.md.",
-            )
-    if whole == layers:
-        return {"sliding_window": None, "max_window_layers": 0}
-    return {"sliding_window": raw["sliding_window"], "max_window_layers": whole}
-
-
-_MODEL = {
-    "embed.weight": "model.embed_tokens.weight",
-    "norm.weight": "model.norm.weight",
-    "unembed.weight": "lm_head.weight",
-}
-_BLOCK = {
-    "attention_norm": "input_layernorm",
-    "attention.query": "self_attn.q_proj",
-    "attention.key": "self_attn.k_proj",
-    "attention.value": "self_attn.v_proj",
-    "attention.output": "self_attn.o_proj",
-    "attention.query_norm": "self_attn.q_norm",
-    "attention.key_norm": "self_attn.k_norm",
-    "mlp_norm": "post_attention_layernorm",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-}
-
-
-def hugging_face_names(config: LlamaConfig) -> dict[str, str]:
-    """Return Penstock's name -> Hugging Face's name of every tensor, in model order."""
-    names = {}
-    for name in config.parameter_shapes:
-        if name in _MODEL:
-            names[name] = _MODEL[name]
-            continue
-        _, layer, inside = name.split(".", 2)
-        part, _, kind = inside.rpartition(".")
-        names[name] = f"model.layers.{layer}.{_BLOCK[part]}.{kind}"
-    return names

@@ -1,0 +1,73 @@
+"""Granite 4.0 without experts and Mamba: Granite 3 with a fused feed-forward, with or without positions."""
+
+from typing import TYPE_CHECKING
+
+from penstock.core.errors import ModelError
+from penstock.models.family.base import BOOKKEEPING, DEFAULTS, Family, Raw
+from penstock.models.family.granite import FACTORS
+from penstock.models.family.tensors import TensorLayout
+
+if TYPE_CHECKING:
+    from penstock.models.llama.config import LlamaConfig
+
+_ATTENTION = ("attention", "full_attention")
+_UNUSED = frozenset({
+    "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head", "mamba_d_conv", "mamba_expand",
+    "mamba_chunk_size", "mamba_conv_bias", "mamba_proj_bias", "time_step_limit", "num_experts_per_tok",
+    "output_router_logits", "router_aux_loss_coef", "init_method",
+})  # fmt: skip
+"""Keys of Mamba layers and experts, which a dense model has none of."""
+
+
+def _read(raw: Raw) -> Raw:
+    kinds = raw["layer_types"] or raw.get("layers_block_type") or ["linear_attention"]
+    if raw["num_local_experts"] or not set(kinds) <= set(_ATTENTION):
+        raise ModelError(
+            "Granite 4.0 with Mamba layers or experts is not supported",
+            got=f"{raw['num_local_experts']} experts, {', '.join(sorted(set(map(str, kinds))))}",
+            fix="Take a dense size: granite-4.0-micro, granite-4.0-1b or granite-4.0-350m.",
+        )
+    has_positions = raw["position_embedding_type"] == "rope"
+    return {
+        "intermediate_size": raw["shared_intermediate_size"],
+        "partial_rotary_factor": 1.0 if has_positions else 0.0,
+    }
+
+
+def _write(config: "LlamaConfig") -> Raw:
+    return {
+        "shared_intermediate_size": config.intermediate_size,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "mamba_n_heads": 1,  # transformers checks that it divides the width, though no layer is Mamba
+        "layer_types": ["attention"] * config.num_hidden_layers,
+        "position_embedding_type": "rope" if config.partial_rotary_factor else None,
+    }
+
+
+FAMILY = Family(
+    architecture="GraniteMoeHybridForCausalLM",
+    own_keys=FACTORS
+    | {
+        "attention_bias", "shared_intermediate_size", "num_local_experts", "layer_types", "layers_block_type",
+        "position_embedding_type",
+    },
+    settings=frozenset({"partial_rotary_factor"}),
+    defaults={
+        **DEFAULTS,
+        **dict.fromkeys(FACTORS, 1.0),
+        "attention_bias": False,
+        "num_local_experts": 8,
+        "shared_intermediate_size": 1024,
+        "position_embedding_type": None,
+        "layer_types": None,
+    },
+    ignored=BOOKKEEPING | _UNUSED,
+    read=_read,
+    write=_write,
+    biases="chosen",
+    tensors=TensorLayout(
+        names={"mlp.down": "shared_mlp.output_linear"},
+        fused={"shared_mlp.input_linear": ("mlp.gate", "mlp.up")},
+    ),
+)  # fmt: skip
