@@ -137,6 +137,25 @@ class TuneConfig:
                     fix="Set tune.base to 'int8', which may be cut anywhere, or parallel.tensor to 1.",
                 )
 
+    def _check_fused(self, model: LlamaConfig, adapter: AdapterConfig) -> None:
+        """Refuse an adapter that could not be written where several layers are stored in one matrix."""
+        for parts in model.family.tensors.fused_layers:
+            adapted = [name for name in parts if name in adapter.layers]
+            if adapter.has_magnitudes and adapted and len(adapted) < len(parts):
+                raise ConfigError(
+                    f"{model.model_type} models store {' and '.join(parts)} in one matrix, and dora adapts "
+                    "all of its rows",
+                    got=self.layers,
+                    fix=f"Name {' and '.join(parts)} in tune.layers, or none of them.",
+                )
+            if self.rank * len(adapted) > MAX_RANK:
+                raise ConfigError(
+                    f"tune.rank is too large: {model.model_type} models store {' and '.join(adapted)} in one "
+                    f"matrix, whose adapter is {len(adapted)} times that rank",
+                    got=self.rank,
+                    fix=f"Use at most {MAX_RANK // len(adapted)}; 8 to 64 are usual.",
+                )
+
     def check_fit(self, model: LlamaConfig) -> None:
         """Refuse a rank that saves nothing over the matrices that it adapts, and a matrix that is not there.
 
@@ -165,6 +184,7 @@ class TuneConfig:
                 got=self.layers,
                 fix=f'Name layers of the blocks too, or all of them: ["all", "{OUTPUT_MATRIX}"].',
             )
+        self._check_fused(model, adapter)
         shapes = model.linear_shapes
         if adapter.unembed:
             shapes[OUTPUT_MATRIX] = model.vocab_size, model.hidden_size
