@@ -27,6 +27,17 @@ SHAPES = {
     "mistral": {"sliding_window": 5},
     "qwen2": {"sliding_window": 4, "max_window_layers": 2, "tie_word_embeddings": True},
     "qwen3": {"head_dim": 16},
+    "ministral": {
+        "sliding_window": 5,
+        "layer_types": ("sliding_attention", "full_attention", "sliding_attention"),
+    },
+    "cwm": {"sliding_window": 4, "mlp_bias": True},
+    "phi3": {"partial_rotary_factor": 0.5},
+    "granitemoehybrid": {"partial_rotary_factor": 0.0, "residual_multiplier": 0.5},
+    "helium": {"attention_bias": True},
+    "ernie4_5": {"attention_bias": True, "mlp_bias": True},
+    "glm": {"partial_rotary_factor": 0.5, "attention_bias": True},
+    "seed_oss": {"attention_bias": False, "attention_out_bias": True},
 }
 IDS = torch.randint(0, 61, (4, 16), generator=torch.Generator().manual_seed(0))
 ENDS = torch.tensor([0, 5, 16, 23, 32], dtype=torch.int32)  # of two rows

@@ -58,6 +58,8 @@ def read_config(folder: Path, *, ignored_keys: Collection[str] = ()) -> LlamaCon
         config = config_of(raw, ignored_keys=ignored_keys)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
+    if config.model_type != raw["model_type"]:
+        _tell_of_text_part(path, raw["model_type"], config.model_type)
     for key in config.ignored_keys:
         _warn_of_ignored(path, key)
     if config.tie_word_embeddings and differs_from_embedding(weight_files(folder)):
@@ -74,6 +76,19 @@ def _warn_of_ignored(path: Path, key: str) -> None:
             "{path}: the key {key} is ignored; if the model needs it, its results are wrong",
             path=path,
             key=key,
+        )
+    )
+
+
+@cache
+def _tell_of_text_part(path: Path, whole: str, part: str) -> None:
+    log.info(
+        Event(
+            "text_part",
+            "{path} is a {whole} model: its language model ({part}) is opened, without its other parts",
+            path=path,
+            whole=whole,
+            part=part,
         )
     )
 

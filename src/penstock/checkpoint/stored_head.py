@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.checkpoint.weight_files import HEAD, StoredTensor, tensors_of
+from penstock.checkpoint.weight_files import HEAD, StoredTensor, tensors_of, text_tensors
 from penstock.core.errors import ModelError
 
 EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight")
@@ -38,7 +38,7 @@ def differs_from_embedding(files: Iterable[Path]) -> bool:
 
 @cache  # a command reads the config of a folder several times
 def _differs(files: tuple[tuple[Path, int, int], ...]) -> bool:
-    found = {name: tensor for path, _, _ in files for name, tensor in tensors_of(path).items()}
+    found = text_tensors({name: tensor for path, _, _ in files for name, tensor in tensors_of(path).items()})
     head = found.get(HEAD)
     embedding = next((found[name] for name in EMBEDDINGS if name in found), None)
     if head is None or embedding is None:

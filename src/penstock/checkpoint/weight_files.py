@@ -36,6 +36,8 @@ _BITS = {
 _MOST_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
 _NOT_LEARNED = ".rotary_emb.inv_freq"  # tables that transformers saved until 2023
 _PREFIX = "model."
+_TEXT_PARTS = {"language_model.": "", "model.language_model.": _PREFIX, "model.text_model.": _PREFIX}
+"""Prefix of the language model's tensors in a model that has other parts -> what takes its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,7 @@ def model_tensors(
     Raises:
         ModelError: weights are missing, unexpected, of another shape, quantised, damaged or pickled.
     """
-    stored = stored_tensors(folder)
+    stored = text_tensors(stored_tensors(folder))
     layout = _stored_rows(config, stored)
     if may_lack_head and HEAD not in stored:
         layout.pop("unembed.weight", None)
@@ -88,6 +90,25 @@ def model_tensors(
         ours: tensor if layout[ours].is_whole else replace(tensor, rows=layout[ours].rows)
         for ours, tensor in selected.items()
     }
+
+
+def text_tensors(stored: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
+    """Return the tensors of a language model, by the names that they have when it stands alone.
+
+    A model that also reads images or audio stores them under a prefix, beside the tensors of its other parts.
+
+    Args:
+        stored: all tensors of a folder, by name.
+    """
+    for prefix, inner in _TEXT_PARTS.items():
+        if any(name.startswith(prefix) for name in stored):
+            named = {
+                f"{inner}{name.removeprefix(prefix)}": name for name in stored if name.startswith(prefix)
+            }
+            if HEAD in stored:
+                named.setdefault(HEAD, HEAD)
+            return {name: stored[theirs] for name, theirs in named.items()}
+    return stored
 
 
 def _stored_rows(config: LlamaConfig, stored: Collection[str]) -> dict[str, StoredRows]:

@@ -8,6 +8,7 @@ from typing import Any
 from penstock.core.errors import ConfigError, ModelError
 from penstock.models.families import FAMILY, supported_families
 from penstock.models.family.base import IGNORED_KEYS, NEUTRAL, Family
+from penstock.models.family.refused import missing_parts
 from penstock.models.llama.config import LlamaConfig
 from penstock.nn.rope_scaling import ROPE_KEYS, read_rope, write_rope
 
@@ -27,9 +28,14 @@ def config_of(raw: Mapping[str, Any], *, ignored_keys: Collection[str] = ()) -> 
     Raises:
         ModelError: unsupported model type, missing size, unsupported feature, or unknown key.
     """
+    raw = text_part(raw)
     model_type = str(raw.get("model_type"))
     if model_type not in FAMILY:
-        raise ModelError("This family of models is not supported", got=model_type, fix=supported_families())
+        parts = missing_parts(raw)
+        lacks = f": Penstock lacks {', '.join(parts)}" if parts else ""
+        raise ModelError(
+            f"This family of models is not supported{lacks}", got=model_type, fix=supported_families()
+        )
     family: Family = FAMILY[model_type]
     ignored = [name for name in ignored_keys if _has(raw, name)]
     raw = {**family.defaults, **_without(raw, ignored, family)}
@@ -58,6 +64,19 @@ def config_of(raw: Mapping[str, Any], *, ignored_keys: Collection[str] = ()) -> 
         return LlamaConfig(**values)
     except (ConfigError, TypeError) as error:
         raise ModelError(f"config.json describes no model that can be built: {error}") from error
+
+
+def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: JSON
+    """Return the part of a `config.json` that describes the language model.
+
+    A model that also reads images or audio has it under `text_config`. What that part does not say, the whole
+    may: whether matrices are tied, and how they are quantised.
+    """
+    text = raw.get("text_config")
+    if raw.get("model_type") in FAMILY or not isinstance(text, Mapping):
+        return raw
+    shared = ("tie_word_embeddings", "quantization_config", IGNORED_KEYS)
+    return {**{key: raw[key] for key in shared if key in raw}, **text}
 
 
 def _ignored_before(raw: Mapping[str, Any]) -> list[str]:  # Any: JSON
