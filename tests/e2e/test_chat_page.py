@@ -280,7 +280,7 @@ def test_a_mistake_is_shown_and_the_question_kept(page):
     page.get_by_label("Longest answer, in tokens").fill("99999")
     ask(page, "the penstock")
     turn = finished(page, 1)
-    expect(turn.locator(".wrong")).to_contain_text("do not fit the context of 16,384")
+    expect(turn.locator(".wrong")).to_contain_text("maximum context length is 16384 tokens")
     expect(page.get_by_label("Message")).to_have_value("the penstock")
 
 

@@ -187,7 +187,7 @@ def test_texts_for_vectors_are_truncated_at_their_end_unless_the_side_is_named(h
     assert vector("the penstock " * 20_000, truncate_prompt_tokens=-1)[1] == 4096
     refused = http.post("/v1/embeddings", json={"input": "penstock " * 400_000, "truncate_prompt_tokens": 9})
     assert refused.status_code == 400
-    assert "32 times the context of 4,096 tokens holds at most" in refused.text
+    assert "bytes; 131,072 tokens hold at most" in refused.text
     cut = {"truncate_prompt_tokens": 3, "truncation_side": "left"}
     same = text.replace("a turbine", "some water")
     pairs = http.post("/v1/score", json={"text_1": text, "text_2": [same], **cut}).json()

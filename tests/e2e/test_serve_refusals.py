@@ -10,11 +10,15 @@ CHAT = {"messages": HELLO}
 LONG = "the " * 10**6
 CALLED, ARGUMENTS = {"id": "call_1", "type": "function"}, {"name": "add", "arguments": "[1]"}
 REFUSED = {
-    "too long": ("completions", {"prompt": [1] * CONTEXT}, f"fills the model's context of {CONTEXT:,}"),
+    "too long": (
+        "completions",
+        {"prompt": [1] * CONTEXT},
+        f"maximum context length is {CONTEXT} tokens, and the prompt is too long: it has",
+    ),
     "too many bytes": (
         "completions",
         {"prompt": LONG},
-        "prompt has 4,000,000 bytes; the context of 4,096 tokens",
+        "maximum context length is 4096 tokens",
     ),
     "too many bytes in a list": ("completions", {"prompt": ["a", LONG]}, "prompt has 4,000,000 bytes"),
     "too many bytes said": (
@@ -22,7 +26,11 @@ REFUSED = {
         {"messages": [{"role": "user", "content": LONG}]},
         "messages has 4,000,0",
     ),
-    "too many bytes of input": ("responses", {"input": LONG}, "bytes; the context of 4,096 tokens"),
+    "too many bytes of input": (
+        "responses",
+        {"input": LONG},
+        "bytes; 4,096 tokens hold at most",
+    ),
     "too many bytes to embed": ("embeddings", {"input": [LONG]}, "input has 4,000,000 bytes"),
     "too many bytes to tokenize": ("/tokenize", {"prompt": LONG}, "prompt has 4,000,000 bytes"),
     "too many bytes to tokenize of a chat": (
@@ -30,7 +38,11 @@ REFUSED = {
         {"messages": [{"role": "user", "content": LONG}]},
         "messages has 4,000,0",
     ),
-    "too many tokens": ("completions", {"prompt": "a", "max_tokens": CONTEXT}, "do not fit the context of"),
+    "too many tokens": (
+        "completions",
+        {"prompt": "a", "max_tokens": CONTEXT},
+        "maximum context length is 4096 tokens, and the prompt is too long: it has",
+    ),
     "unknown key inside": (
         "completions",
         {"prompt": "a", "stream": True, "stream_options": {"include_usag": True}},
@@ -177,7 +189,7 @@ REFUSED = {
     "filling in": (
         "completions",
         {"prompt": "a", "suffix": "b"},
-        "suffix: Must be null, or left out (got 'b')",
+        "suffix: Text is not inserted before a suffix: leave it out (got 'b').",
     ),
     "many texts": ("embeddings", {"input": ["a"] * 2049}, "the limit is 2,048"),
     "top_logprobs": ("chat/completions", {**CHAT, "top_logprobs": 2}, "without logprobs"),

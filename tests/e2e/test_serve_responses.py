@@ -150,6 +150,59 @@ def test_an_effort_is_a_variable_of_the_template(client):
 
 
 @pytest.mark.parametrize(
+    "more",
+    [
+        {"temperature": 1, "seed": 5},
+        {"temperature": 1, "seed": 5, "top_k": 3, "min_p": 0.01},
+        {"presence_penalty": 2, "frequency_penalty": 2, "repetition_penalty": 1.5},
+        {"logit_bias": {"9": 100}},
+        {"allowed_token_ids": [30, 31], "ignore_eos": True},
+        {"chat_template_kwargs": {"loud": True}},
+        {"guided_choice": ["weir", "sluice"]},
+    ],
+    ids=lambda more: "+".join(more),
+)
+def test_settings_of_a_chat_work_here_too(client, more):
+    long = {**GREEDY, "max_output_tokens": 50}
+    plain = client.responses.create(**long)
+    asked = {"temperature": more.get("temperature", 0), "extra_body": more}
+    reply = client.responses.create(**{**long, **asked})
+    text, usage = chat(client, [{"role": "user", "content": "the penstock"}], max_tokens=50, **asked)
+    assert (reply.output_text, reply.usage.input_tokens) == (text, usage.prompt_tokens)
+    assert reply.output_text != plain.output_text or usage.prompt_tokens != plain.usage.input_tokens
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_stop_text_ends_an_answer_and_completes_it(client, streams):
+    whole = client.responses.create(**GREEDY).output_text
+    stop = whole[len(whole) // 2 :][:3]
+    asked = {**GREEDY, "extra_body": {"stop": [stop, "never"]}, "stream": streams}
+    reply = client.responses.create(**asked)
+    if streams:
+        *events, last = reply
+        reply = last.response
+        deltas = [event.delta for event in events if event.type.endswith("text.delta")]
+        assert "".join(deltas) == reply.output_text
+    assert reply.output_text == whole[: whole.index(stop)]
+    assert (reply.status, reply.incomplete_details, reply.stop_reason) == ("completed", None, stop)
+
+
+def test_hints_and_nulls_change_nothing(client):
+    hints = {
+        "text": {"verbosity": "low", "format": None},
+        "reasoning": {"summary": "auto", "effort": None},
+        "include": ["reasoning.encrypted_content"],
+        "truncation": "disabled",
+        "store": False,
+    }
+    nulls = dict.fromkeys(
+        ["conversation", "prompt", "tools", "stop", "max_tool_calls", "previous_response_id"]
+    )
+    reply = client.responses.create(**GREEDY, extra_body={**hints, **nulls})
+    assert reply.output_text == client.responses.create(**GREEDY).output_text
+
+
+@pytest.mark.parametrize(
     ("more", "param", "said"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id", "send the earlier items in input"),
@@ -164,11 +217,15 @@ def test_an_effort_is_a_variable_of_the_template(client):
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0", "there are no other items"),
         ({"input": [OUTPUT]}, "input", "Send the function_call too"),
         ({"truncation": "auto"}, "truncation", "shorten input"),
-        ({"input": "a " * 5000}, "input", "fills the model's context"),
-        ({"max_output_tokens": 10**6}, "max_output_tokens", "do not fit the context"),
-        ({"conversation": "conv_1"}, "conversation", "unknown key"),
-        ({"reasoning": {"summary": "auto"}}, "reasoning.summary", "leave summary out"),
-        ({"include": ["reasoning.encrypted_content"]}, "include.0", "message.output_text.logprobs"),
+        ({"input": "a " * 5000}, "input", "This model's maximum context length is 4096 tokens"),
+        (
+            {"max_output_tokens": 10**6},
+            "max_output_tokens",
+            "This model's maximum context length is 4096 tokens",
+        ),
+        ({"conversation": "conv_1"}, "conversation", "send the earlier items in input"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode", "one mode of reasoning"),
+        ({"include": ["all"]}, "include.0", "message.output_text.logprobs"),
         (
             {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}, "strict": True}}},
             "text",

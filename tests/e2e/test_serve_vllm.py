@@ -45,9 +45,9 @@ def test_a_prompt_ends_where_it_is_told_to(http):
             "add_generation_prompt",
             "not both",
         ),
-        ({"skip_special_tokens": False}, "skip_special_tokens", "Input should be True"),
+        ({"skip_special_tokens": False}, "skip_special_tokens", "Answers have no special tokens"),
         ({"guided_regex": "("}, "guided_regex", "cannot be used: unclosed group"),
-        ({"use_beam_search": True}, "use_beam_search", "Input should be False"),
+        ({"use_beam_search": True}, "use_beam_search", "There is no beam search"),
         ({"cache_salt": ""}, "cache_salt", "at least 1 character"),
     ],
 )

@@ -9,7 +9,7 @@ from penstock.core.errors import UsageError
 from penstock.engine.prompts import check_prompt, room_after
 from penstock.engine.request import Request
 from penstock.engine.sampling_params import Sampling
-from penstock.serve.errors import ApiError, api_error_of, named_key
+from penstock.serve.errors import ApiError, api_error_of, named_key, too_long
 from penstock.serve.limits import ServerLimits
 from penstock.serve.schema.base import Generation, Truncation
 from penstock.serve.state import ModelInfo
@@ -166,25 +166,24 @@ def check_embedded(prompt: Sequence[int], served: ModelInfo, *, param: str) -> N
             max_seq_length.
     """
     rules = served.text_processor.embedding
+    most = min(served.context, rules.max_tokens or served.context)
+    if len(prompt) > most:
+        fix = "Shorten it, or give truncate_prompt_tokens."
+        raise too_long(most, f"it has {len(prompt):,}. {fix}", param=param)
     try:
         check_prompt(prompt, context=served.context, vocab_size=served.vocab_size)
-        rules.check_length(len(prompt))
     except UsageError as error:
-        most = min(served.context, rules.max_tokens or served.context)
-        raise _refused(error, param=param, is_long=len(prompt) > most) from None
-
-
-def _refused(error: UsageError, *, param: str, is_long: bool) -> ApiError:
-    refused = api_error_of(error, param=param)
-    refused.code = "context_length_exceeded" if is_long else None
-    return refused
+        raise api_error_of(error, param=param) from None
 
 
 def _room(prompt: Sequence[int], served: ModelInfo, *, key: str) -> int:
+    context = served.context
+    if len(prompt) >= context:
+        raise too_long(context, f"it has {len(prompt):,}, and an answer needs one. Shorten it.", param=key)
     try:
-        return room_after(prompt, context=served.context, vocab_size=served.vocab_size, max_tokens=None)
+        return room_after(prompt, context=context, vocab_size=served.vocab_size, max_tokens=None)
     except UsageError as error:
-        raise _refused(error, param=key, is_long=len(prompt) >= served.context) from None
+        raise api_error_of(error, param=key) from None
 
 
 def _max_tokens(
@@ -195,12 +194,11 @@ def _max_tokens(
     if wanted is None:
         return most
     if wanted > room:
-        raise ApiError(
-            400,
-            f"The prompt has {len(prompt):,} tokens; with {wanted:,} more they do not fit "
-            f"the context of {served.context:,}. Ask for at most {room:,}, or shorten the prompt.",
+        raise too_long(
+            served.context,
+            f"it has {len(prompt):,}, and max_tokens asks for {wanted:,} more. Ask for at most {room:,}, or "
+            "shorten the prompt.",
             param="max_tokens",
-            code="context_length_exceeded",
         )
     if wanted > most:
         raise ApiError(400, f"max_tokens is at most {most:,} here (got {wanted:,}).", param="max_tokens")

@@ -84,6 +84,15 @@ def ending() -> ApiError:
     return ApiError(503, "The server is shutting down. Use another.", code="server_draining", retry_after_s=1)
 
 
+def too_long(context: int, why: str, *, param: str) -> ApiError:
+    """Return the error for a prompt that is too long.
+
+    Clients look for these words: litellm for the first clause, langchain for "prompt is too long".
+    """
+    said = f"This model's maximum context length is {context} tokens, and the prompt is too long: {why}"
+    return ApiError(400, said, param=param, code="context_length_exceeded")
+
+
 def api_error_of(error: PenstockError, *, param: str | None = None) -> ApiError:
     """Convert an error of ours: the client's mistakes (UsageError) are 400, all others 500."""
     return ApiError(400 if isinstance(error, UsageError) else 500, str(error), param=param)
@@ -191,8 +200,10 @@ async def _on_unexpected(_request: Request, error: Exception) -> JSONResponse:
 
 def _where(one: Mapping[str, object], body: object) -> str:
     """Return the path of the key, without the names of union members that pydantic adds."""
-    location = one.get("loc")
+    location, context = one.get("loc"), one.get("ctx")
     assert isinstance(location, tuple), location
+    if one.get("type") == "refused" and isinstance(context, dict):
+        location = (*location, context["key"])
     return key_of(location[1:], body)
 
 
@@ -230,7 +241,7 @@ def _keys_of(request: Request) -> list[str]:
 
 def _sentence(one: Mapping[str, Any], body: object, known: Sequence[str]) -> str:  # Any: as pydantic has it
     """Return an error of pydantic as one clause: the key, what is wrong, the value."""
-    where, what, kind = _where(one, body), str(one.get("msg")), one.get("type")
+    where, what, kind = _where(one, body), str(one.get("msg")).removesuffix("."), one.get("type")
     if kind == "extra_forbidden":
         meant = near_match(where, list(known)) if len(where) <= _LONGEST_KEY and "." not in where else None
         return f"{where}: unknown key" + (f" (did you mean {meant!r}?)" if meant else "")
@@ -246,7 +257,8 @@ def _sentence(one: Mapping[str, Any], body: object, known: Sequence[str]) -> str
     if kind in ("union_tag_invalid", "union_tag_not_found") and isinstance(context, dict):
         forms = f", one of {context['expected_tags']}" if "expected_tags" in context else ""
         what = f"Must have a known {context['discriminator']}{forms}"
-    shown = repr(one.get("input"))
+    given = context["given"] if kind == "refused" and isinstance(context, dict) else one.get("input")
+    shown = repr(given)
     if len(shown) > _SHOWN_CHARACTERS:
         shown = shown[:_SHOWN_CHARACTERS] + "..."
     return f"{where}: {what} (got {shown})" if where else f"The body: {what}"

@@ -101,9 +101,17 @@ def test_no_top_k_is_written_in_two_ways(top_k):
     ("more", "param", "message"),
     [
         ({"prompt": ()}, "prompt", "The prompt is empty"),
-        ({"prompt": (1,) * 100}, "prompt", "fills the model's context of 100"),
+        (
+            {"prompt": (1,) * 100},
+            "prompt",
+            "This model's maximum context length is 100 tokens, and the prompt is too long: it has 100,",
+        ),
         ({"prompt": (999,)}, "prompt", "a token id outside the"),
-        ({"max_tokens": 98}, "max_tokens", "do not fit the context of 100"),
+        (
+            {"max_tokens": 98},
+            "max_tokens",
+            "context length is 100 tokens, and the prompt is too long: .* 98 more.* at most 97",
+        ),
         ({"max_tokens": 30, "limits": ServerLimits(max_output_tokens=20)}, "max_tokens", "at most 20 here"),
         ({"logit_bias": {"260": 1.0}}, "logit_bias", "not a token id below 260"),
         ({"logit_bias": {"\u0663": 1.0}}, "logit_bias", "not a token id below 260"),

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from penstock.serve.errors import ApiError
+from penstock.serve.errors import ApiError, too_long
 from penstock.serve.schema.base import ANY_JSON
 from penstock.serve.schema.chat import AssistantMessage, ChatRequest, Content, Message, TokenizeRequest, Tool
 from penstock.serve.schema.completions import Prompt
@@ -73,14 +73,8 @@ def encoded(
     room = served.context * (_MAX_TRUNCATED_CONTEXTS if truncates else 1)
     if tokenizer.exceeds(text, room):
         size, most = len(text.encode()), (tokenizer.longest_token_bytes or 0) * room
-        taken = f"{_MAX_TRUNCATED_CONTEXTS} times the context" if truncates else "the context"
-        raise ApiError(
-            400,
-            f"{param} has {size:,} bytes; {taken} of {served.context:,} tokens holds at most {most:,}. "
-            f"Shorten it.",
-            param=param,
-            code="context_length_exceeded",
-        )
+        why = f"{param} has {size:,} bytes; {room:,} tokens hold at most {most:,}. Shorten it."
+        raise too_long(served.context, why, param=param)
     return encode(text)
 
 

@@ -14,7 +14,7 @@ An answer is a list of items (reasoning, messages, calls), one of which is open 
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -32,7 +32,7 @@ from penstock.serve.chat.writer import ChatWriter
 from penstock.serve.errors import ApiError
 from penstock.serve.output_stream import UsageCounter
 from penstock.serve.routes.dependencies import STREAMED, new_id, reply, service_of, telling, visit_of
-from penstock.serve.schema.base import JsonSchema, JsonSchemaFormat, ResponseFormat, Usage
+from penstock.serve.schema.base import JsonSchema, JsonSchemaFormat, ResponseFormat, SamplingSettings, Usage
 from penstock.serve.schema.chat import (
     AllowedChoice,
     AllowedTools,
@@ -101,8 +101,9 @@ async def respond(body: ResponsesRequest, request: Request) -> Response:
         use=use,
         unmarked=unmarked_json(asked.grammar, use, call_form(served.text_processor.template)),
         streams=bool(body.stream),
-        names=served.names if body.include else None,
+        names=served.names if body.wants_logprobs else None,
         reasoning=reasoning_of(asked, served),
+        stop_ids=frozenset(body.stop_token_ids or ()),
     )
     if body.stream:
         return telling(missed, EventStream(_events(writer, tally), failed=writer.failed, last=""))
@@ -162,6 +163,7 @@ class ResponseWriter:
         streams: True if events are sent as they come.
         names: token strings, if log-probabilities are wanted.
         reasoning: splits reasoning from content; None: everything is content.
+        stop_ids: stop tokens that the request names.
     """
 
     def __init__(
@@ -173,10 +175,17 @@ class ResponseWriter:
         streams: bool,
         names: TokenNames | None = None,
         reasoning: ReasoningReader | None = None,
+        stop_ids: Collection[int] = (),
     ) -> None:
         self._frame = frame
         self._answer = ChatWriter(
-            0, names=names, use=use, unmarked=unmarked, reasoning=reasoning, streams=streams
+            0,
+            names=names,
+            use=use,
+            unmarked=unmarked,
+            reasoning=reasoning,
+            stop_ids=stop_ids,
+            streams=streams,
         )
         self._done: list[OutputItem] = []
         self._open: OutputItem | None = None
@@ -188,6 +197,7 @@ class ResponseWriter:
         """Log-probabilities of tokens whose text is held back."""
         self._num_thought = 0
         self._is_cut = False
+        self._stop: int | str | None = None
         self._num_events = 0
 
     def begin(self) -> Iterator[ResponseEvent]:
@@ -199,6 +209,7 @@ class ResponseWriter:
         """Yield the events of one delta, possibly none."""
         self._is_cut |= piece.finish == "length"
         chunk = self._answer.take(piece)
+        self._stop = chunk.stop_reason
         delta = chunk.delta
         if isinstance(self._open, OutputReasoning):
             self._waiting = []  # the closing tag has no text
@@ -226,6 +237,7 @@ class ResponseWriter:
                 "status": status,
                 "incomplete_details": IncompleteDetails() if self._is_cut else None,
                 "output": self._done,
+                "stop_reason": self._stop,
                 "usage": _usage(usage, self._num_thought),
             }
         )
@@ -330,37 +342,30 @@ PARAMS = {
 }
 """Keys of the chat API -> keys of this one, for error messages."""
 
-_NOT_HERE = {
-    "store": "Responses are not stored: leave store out, or give false.",
-    "previous_response_id": "Responses are not stored: send the earlier items in input instead.",
-    "background": "Background responses are not supported: leave background out, or stream.",
-}
+_SHARED = (*SamplingSettings.model_fields, "chat_template_kwargs", "documents", "parallel_tool_calls")
+"""Keys that mean the same in both."""
 
 
 def chat_of(body: ResponsesRequest) -> ChatRequest:
     """Convert a body to a chat request.
 
     Raises:
-        ApiError: it needs stored state, or has the output of an unknown call.
+        ApiError: it has the output of an unknown call.
     """
-    _check(body)
     items = [InputMessage(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     instructions = (
         [] if body.instructions is None else [SystemMessage(role="system", content=body.instructions)]
     )
     return ChatRequest(
+        **{key: getattr(body, key) for key in _SHARED},
         messages=[*instructions, *turns_of(items)],
-        model=body.model,
         max_completion_tokens=body.max_output_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
         response_format=_format(body),
         tools=[_tool(tool) for tool in body.tools or ()],
         tool_choice=_choice(body.tool_choice),
-        parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
-        logprobs=bool(body.include) or None,
-        top_logprobs=body.top_logprobs if body.include else None,
+        logprobs=body.wants_logprobs or None,
+        top_logprobs=body.top_logprobs if body.wants_logprobs else None,
     )
 
 
@@ -393,22 +398,6 @@ def turns_of(items: Iterable[InputItem]) -> list[Message]:
                 thought = "".join(part.text for part in item.content or ())
                 turns.append(AssistantMessage(role="assistant", reasoning_content=thought or None))
     return turns
-
-
-def _check(body: ResponsesRequest) -> None:
-    for key, why in _NOT_HERE.items():
-        if getattr(body, key):
-            raise ApiError(400, why, param=key)
-    if body.truncation == "auto":
-        raise ApiError(
-            400,
-            "Conversations are not truncated: leave truncation out, or shorten input.",
-            param="truncation",
-        )
-    if body.reasoning is not None and body.reasoning.summary is not None:
-        raise ApiError(
-            400, "Reasoning summaries are not supported: leave summary out.", param="reasoning.summary"
-        )
 
 
 def _add_call(turns: list[Message], item: InputCall) -> None:

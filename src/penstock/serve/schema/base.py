@@ -1,9 +1,20 @@
 """Schema: base classes, response formats, generation settings."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
-from pydantic_core import CoreSchema
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError
+
+from penstock.serve import parameters
+from penstock.serve.parameters import Hint, NotHonoured
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Name = Annotated[str, Field(max_length=256)]
@@ -36,6 +47,38 @@ class Body(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,  # attribute docstrings become descriptions in the OpenAPI document
     )
+
+
+class Settings(Body):
+    """Keys of which a request has few; not for items, of which it may have 60,000. Null is an absent key."""
+
+    not_honoured: ClassVar[Mapping[str, NotHonoured]] = {}
+    """Published parameters without a field."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _honoured(cls, given: object) -> object:
+        """Return a body without nulls and hints; refuse what is refused."""
+        if not isinstance(given, dict):
+            return given
+        if cls.not_honoured and (key := parameters.refused_key(given, cls.not_honoured)):
+            why = cls.not_honoured[key].why
+            raise PydanticCustomError("refused", "{why}", {"why": why, "key": key, "given": given[key]})
+        if None not in given.values() and cls.not_honoured.keys().isdisjoint(given):
+            return given
+        return {key: one for key, one in given.items() if one is not None and key not in cls.not_honoured}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Add the parameters without a field that are accepted."""
+        made = handler(schema)
+        properties = handler.resolve_ref_schema(made).setdefault("properties", {})
+        for key, one in cls.not_honoured.items():
+            if isinstance(one, Hint) or one.unless:
+                properties[key] = one.json_schema()
+        return made
 
 
 class OneOf:
@@ -134,15 +177,14 @@ class StructuredOutputs(Body):
     """In Lark notation; other dialects are refused where they differ."""
 
 
-class StreamOptions(Body):
+class StreamOptions(Settings):
     """Options of streams."""
 
+    not_honoured = parameters.STREAM_OPTIONS
     include_usage: bool = False
     """Send a last chunk without choices that has the token counts."""
     continuous_usage_stats: bool = False
     """Extension: every chunk has the token counts so far."""
-    include_obfuscation: bool | None = None
-    """Accepted, without effect."""
 
 
 AllowedIds = Annotated[list[TokenId], Field(min_length=1, max_length=4096, fail_fast=True)]
@@ -151,7 +193,7 @@ BadWord = Annotated[str, Field(min_length=1, max_length=256)]
 BadWords = Annotated[list[BadWord], Field(max_length=128, fail_fast=True)]
 
 
-class Truncation(Body):
+class Truncation(Settings):
     """Truncation of prompts, under vLLM's names."""
 
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
@@ -161,15 +203,11 @@ class Truncation(Body):
     """left: the last tokens are used; right: the first. Default: left, for embeddings right."""
 
 
-class Generation(Truncation):
-    """Settings of generation. Null is the same as leaving a key out."""
+class SamplingSettings(Truncation):
+    """Settings of every generated answer."""
 
     model: Name | None = None
     """The served model or one of its adapters; default: the model."""
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     stop: Annotated[str | Annotated[list[str], FIRST], OneOf("a text or a list of texts")] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     """Default: random for each request."""
@@ -193,6 +231,29 @@ class Generation(Truncation):
     bad_words: BadWords | None = None
     """Texts that answers must not contain, as token sequences with and without a space before; the same
     letters may still appear in other tokens."""
+    ignore_eos: bool | None = None
+    """Continue after the model's end tokens."""
+    priority: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """Larger values wait longer; a client can lower its priority, not raise it."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Prefix cache namespace: only requests with the same salt share cached prompts."""
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaOrText | None = None
+    guided_regex: str | None = None
+    guided_choice: Choice | None = None
+    guided_grammar: str | None = None
+
+
+class Generation(SamplingSettings):
+    """Settings of `/v1/completions` and `/v1/chat/completions`."""
+
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+
+    # Extensions under vLLM's names.
     logprob_token_ids: LogprobIds | None = None
     """Return log-probabilities of these tokens instead of the likeliest."""
     prompt_logprobs: Annotated[int, Field(ge=-1, le=20)] | None = None
@@ -202,34 +263,6 @@ class Generation(Truncation):
     """Also return the token ids of prompt and answer."""
     return_tokens_as_token_ids: bool | None = None
     """Name tokens in log-probabilities by id, as `token_id:5`; parts of characters have no other name."""
-    ignore_eos: bool | None = None
-    """Continue after the model's end tokens."""
-    priority: Annotated[int, Field(ge=0, le=1000)] | None = None
-    """Larger values wait longer; a client can lower its priority, not raise it."""
-
-    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """Prefix cache namespace: only requests with the same salt share cached prompts."""
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: SchemaOrText | None = None
-    guided_regex: str | None = None
-    guided_choice: Choice | None = None
-    guided_grammar: str | None = None
-
-    # Accepted only with the server's behaviour.
-    skip_special_tokens: Literal[True] | None = None
-    spaces_between_special_tokens: Literal[True] | None = None
-    include_stop_str_in_output: Literal[False] | None = None
-    use_beam_search: Literal[False] | None = None
-
-    # Accepted, without effect: fields of OpenAI's own service.
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
 
     @property
     def wants_stream(self) -> bool:

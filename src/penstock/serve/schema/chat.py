@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from penstock.serve import parameters
 from penstock.serve.schema.base import (
     ABSENT,
     ANY_JSON,
@@ -15,6 +16,7 @@ from penstock.serve.schema.base import (
     OneOf,
     PromptLogprobs,
     Reply,
+    Settings,
     Usage,
 )
 
@@ -24,6 +26,7 @@ class TextPart(Body):
 
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: ANY_JSON = RETURNED
 
 
 Content = Annotated[
@@ -186,6 +189,7 @@ ToolChoice = Annotated[
 class ChatRequest(Generation):
     """Body of /v1/chat/completions."""
 
+    not_honoured = parameters.CHAT
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     """Newer name of `max_tokens`."""
@@ -208,8 +212,6 @@ class ChatRequest(Generation):
     """false: leave out the start of an answer, so that the model chooses the next speaker."""
     continue_final_message: bool | None = None
     """Continue the last message, which must be the assistant's, instead of starting an answer."""
-    add_special_tokens: Literal[False] | None = None
-    """The chat template writes special tokens."""
     echo: bool | None = None
     """Repeat the last message before the answer, if it is the assistant's."""
 
@@ -339,7 +341,7 @@ class ChatChunk(Reply):
     """In the first chunk only."""
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(Settings):
     """A text, or a conversation rendered by the chat template."""
 
     prompt: str | None = None

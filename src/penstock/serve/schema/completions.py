@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from penstock.serve import parameters
 from penstock.serve.schema.base import ABSENT, FIRST, Generation, OneOf, PromptLogprobs, Reply, TokenId, Usage
 
 Prompt = Annotated[
@@ -18,6 +19,7 @@ Prompt = Annotated[
 class CompletionRequest(Generation):
     """Body of /v1/completions."""
 
+    not_honoured = parameters.COMPLETIONS
     prompt: Prompt
     echo: bool | None = None
     """Repeat the prompt before the answer; with `logprobs` also its log-probabilities."""
@@ -25,8 +27,6 @@ class CompletionRequest(Generation):
     """Return log-probabilities with this many likeliest alternatives."""
     best_of: Annotated[int, Field(ge=1)] | None = None
     """Must equal `n`."""
-    suffix: None = None
-    """Not supported."""
 
 
 class CompletionLogprobs(Reply):

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AliasChoices, Discriminator, Field, Tag
 
+from penstock.serve import parameters
 from penstock.serve.schema.base import (
     ABSENT,
     ANY_JSON,
@@ -14,6 +15,8 @@ from penstock.serve.schema.base import (
     Name,
     OneOf,
     Reply,
+    SamplingSettings,
+    Settings,
     TextFormat,
 )
 from penstock.serve.schema.chat import ChatTokenLogprob, FunctionName
@@ -29,6 +32,7 @@ class InputText(Body):
     annotations: list[ANY_JSON] | None = None
     logprobs: list[ANY_JSON] | None = None
     parsed: ANY_JSON = RETURNED
+    prompt_cache_breakpoint: ANY_JSON = RETURNED
 
 
 Texts = Annotated[
@@ -125,16 +129,17 @@ Input = Annotated[
 ]
 
 
-class ResponseTool(Body):
+class ResponseTool(Settings):
     """Function that may be called; the server has no built-in tools."""
 
+    not_honoured = parameters.RESPONSE_TOOL
     type: Literal["function"]
     name: FunctionName
     description: str | None = None
     parameters: dict[str, ANY_JSON] | None = None
     """JSON schema of an object; default: no arguments."""
-    strict: bool | None = True
-    """As in `/v1/chat/completions`, with another default."""
+    strict: bool | None = None
+    """As in `/v1/chat/completions`."""
 
 
 class ResponsesFunction(Body):
@@ -173,40 +178,42 @@ class SchemaFormat(Body):
     """As in `/v1/chat/completions`."""
 
 
-class TextConfig(Body):
+class TextConfig(Settings):
     """Format of the answer."""
 
+    not_honoured = parameters.TEXT
     format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
 
 
-class Reasoning(Body):
+class Reasoning(Settings):
     """Settings of reasoning."""
 
+    not_honoured = parameters.REASONING
     effort: Name | None = None
     """Same as `reasoning_effort` in `/v1/chat/completions`."""
-    summary: str | None = None
-    """Refused: summaries are not supported."""
 
 
-class ResponseStreamOptions(Body):
-    """Accepted, without effect."""
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "file_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+]
+"""Log-probabilities can be included. The others are hints: no answer has what they name."""
 
-    include_obfuscation: bool | None = None
 
-
-Include = Literal["message.output_text.logprobs"]
-
-
-class ResponsesRequest(Body):
+class ResponsesRequest(SamplingSettings):
     """Body of /v1/responses."""
 
-    model: Name | None = None
+    not_honoured = parameters.RESPONSES
     input: Input
     instructions: str | None = None
     """System message before the input."""
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     text: TextConfig | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: ResponseToolChoice | None = None
@@ -214,25 +221,21 @@ class ResponsesRequest(Body):
     """As in `/v1/chat/completions`."""
     reasoning: Reasoning | None = None
     stream: bool | None = None
-    stream_options: ResponseStreamOptions | None = None
     metadata: dict[str, str] | None = None
     """Returned unchanged."""
     include: list[Include] | None = None
-    """Include log-probabilities of the text; nothing else can be included."""
+    """Only `message.output_text.logprobs` has an effect: the log-probabilities of the text."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Likeliest alternatives per token, if log-probabilities are included."""
+    chat_template_kwargs: dict[str, ANY_JSON] | None = None
+    """As in `/v1/chat/completions`."""
+    documents: Annotated[list[dict[str, ANY_JSON]], Field(max_length=1024, fail_fast=True)] | None = None
+    """As in `/v1/chat/completions`."""
 
-    # Refused if they request something; the error says what to do instead.
-    store: bool | None = None
-    previous_response_id: str | None = None
-    background: bool | None = None
-    truncation: Literal["auto", "disabled"] | None = None
-
-    # Accepted, without effect.
-    user: str | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    @property
+    def wants_logprobs(self) -> bool:
+        """True if the answer has log-probabilities."""
+        return "message.output_text.logprobs" in (self.include or ())
 
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -355,6 +358,8 @@ class ResponseReply(Reply):
     parallel_tool_calls: bool = True
     previous_response_id: None = None
     reasoning: ReplyReasoning | None = ABSENT
+    stop_reason: int | str | None = ABSENT
+    """Extension: the stop text, or the one of `stop_token_ids`, that ended the answer."""
     store: Literal[False] = False
     """Responses are not stored."""
     temperature: float

@@ -81,20 +81,6 @@ def test_tools_are_those_of_a_chat(choice, chats):
     assert (written.get("tool_choice"), asked.parallel_tool_calls) == (chats, False)
 
 
-@pytest.mark.parametrize(
-    ("more", "param", "said_"),
-    [
-        ({"truncation": "auto"}, "truncation", "shorten input"),
-        ({"store": True}, "store", "not stored"),
-        ({"reasoning": {"effort": "low", "summary": "auto"}}, "reasoning.summary", "leave summary out"),
-    ],
-)
-def test_what_is_not_here_is_refused_by_its_name(more, param, said_):
-    with pytest.raises(ApiError, match=said_) as refused:
-        chat(said("a"), **more)
-    assert refused.value.param == param
-
-
 @pytest.mark.parametrize("item", [{"type": "item_reference", "id": "a"}, {"type": 5}])
 def test_other_items_are_told_which_there_are(item):
     with pytest.raises(ValidationError, match='Must have the type "message", "function_call"'):
