@@ -9,6 +9,7 @@ be taken back if what follows is malformed. If an answer is cut within the argum
 returned with the arguments written so far, streamed or whole.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -185,6 +186,21 @@ class ToolUse:
     def schemas(self) -> dict[str, dict[str, ANY_JSON]]:
         """Argument schema of each tool that may be called."""
         return {tool.function.name: tool.function.parameters or {} for tool in self.allowed}
+
+
+_NAME = re.compile(r'"name"\s*+:\s*+"([^"\\]*+)("?)')
+
+
+def cut_call(text: str, names: Sequence[str]) -> CallDelta | None:
+    """Return a required call that was cut before its arguments; None: several tools are possible.
+
+    >>> cut_call('{"name": "ad', ["add", "sub"]), cut_call("{", ["add", "sub"])
+    (CallDelta(arguments='', name='add'), None)
+    """
+    match = _NAME.search(text)
+    begin, is_whole = (match[1], bool(match[2])) if match else ("", False)
+    possible = [name for name in names if (name == begin if is_whole else name.startswith(begin))]
+    return CallDelta("", possible[0]) if len(possible) == 1 else None
 
 
 def tool_use(tools: Sequence[Tool], choice: ToolChoice | None) -> ToolUse:

@@ -8,7 +8,7 @@ from penstock.serve.chat.json_scan import is_object
 from penstock.serve.chat.reasoning import ReasoningReader
 from penstock.serve.chat.streamed_calls import CallDelta
 from penstock.serve.chat.tool_parsers import Call
-from penstock.serve.chat.tools import Said, ToolReader, ToolUse, Unmarked
+from penstock.serve.chat.tools import Said, ToolReader, ToolUse, Unmarked, cut_call
 from penstock.serve.output_stream import stop_reason
 from penstock.serve.schema.chat import (
     ChatChoice,
@@ -57,7 +57,7 @@ class ChatWriter:
         self._names = names
         reads = use.allowed and use.forced is None
         self._reader = ToolReader(use.schemas, streams=streams, unmarked=unmarked) if reads else None
-        self._forced = use.forced
+        self._use = use
         self._reasoning = reasoning
         self._num_calls = 0
         self._arguments: list[str] = []  # of the last call
@@ -69,7 +69,8 @@ class ChatWriter:
 
     def begin(self) -> ChunkChoice:
         """Return the chunk before any text."""
-        return ChunkChoice(index=self._index, delta=Delta(role="assistant", content=self._echo))
+        content = self._echo or (None if self._use.allowed else "")
+        return ChunkChoice(index=self._index, delta=Delta(role="assistant", content=content))
 
     def take(self, piece: OutputDelta) -> ChunkChoice:
         """Return the chunk of one delta."""
@@ -77,8 +78,8 @@ class ChatWriter:
         thought, text = self._thought(piece.text, is_last)
         reason = stop_reason(piece, self._stop_ids)
         is_cut = piece.finish == "length" or reason is not None
-        if self._forced is not None:
-            call = self._call(CallDelta(text, None if self._num_calls else self._forced))
+        if self._use.forced is not None:
+            call = self._call(CallDelta(text, None if self._num_calls else self._use.forced))
             delta = Delta(tool_calls=[call])
         else:
             delta = self._delta(self._said(text, is_last=is_last, is_cut=is_cut, stop=reason))
@@ -112,7 +113,11 @@ class ChatWriter:
         if is_last:
             rest = self._reader.close(is_cut=is_cut, stop=stop)
             said = Said(said.content + rest.content, said.calls + rest.calls)
-        return said
+        if not (self._use.must_call and is_last and is_cut):
+            return said
+        # What is left of a required call that was cut is no content.
+        begun = None if said.calls or self._num_calls else cut_call(said.content, list(self._use.schemas))
+        return Said(calls=said.calls if begun is None else (begun,))
 
     def _delta(self, said: Said) -> Delta:
         calls = [self._call(delta) for delta in said.calls]

@@ -101,3 +101,35 @@ def test_a_stop_text_that_is_a_mark_within_a_text_cuts_the_call(mark, streams):
     choice = joined(0, written(text, reason=mark, streams=streams))
     assert [call.function.arguments for call in choice.message.tool_calls] == ['{"a": "']
     assert choice.finish_reason == "stop"
+
+
+SUB = Tool.model_validate({"type": "function", "function": {"name": "sub"}})
+REQUIRED = {
+    "plain": '{"name": "add", "arguments": {"a": 1}}',
+    "list": '[{"name": "add", "arguments": {"a": 1}}, {"name": "sub", "arguments": {}}]',
+    "marked": CALL.replace("{", "\n{", 1) + '\n<tool_call>\n{"name": "sub", "arguments": {}}\n</tool_call>',
+}
+
+
+@pytest.mark.parametrize("form", REQUIRED)
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("tools", [ADD, [*ADD, SUB]], ids=["one tool", "two tools"])
+def test_a_required_call_is_a_call_wherever_it_is_cut(form, streams, tools):
+    text, use = REQUIRED[form], tool_use(tools, "required")
+    if len(tools) == 1 and form != "plain":
+        text = text[: text.index("}}") + 2]
+    for at in range(len(text)):
+        chunks = written(text[: at // 2], text[at // 2 : at], use=use, finish="length", streams=streams)
+        choice = joined(0, chunks)
+        calls = choice.message.tool_calls or []
+        assert not choice.message.content, text[:at]
+        assert choice.finish_reason == "length"
+        assert "add".startswith("".join(call.function.name for call in calls[:1]))
+        assert bool(calls) or (len(tools) > 1 and '"name": "a' not in text[:at]), text[:at]
+        if calls:
+            assert '{"a": 1}'.startswith(calls[0].function.arguments)
+
+
+def test_the_first_delta_of_a_call_has_no_content():
+    for use, content in ((ToolUse(), ""), (MAY_ADD, None), (MUST_ADD, None)):
+        assert ChatWriter(0, names=None, use=use, streams=True).begin().delta.content == content
