@@ -109,7 +109,7 @@ RANK_METRICS: Final[dict[str, tuple[str, str]]] = {
 """Metrics of each rank in RANKS_FILE, as means of a step."""
 
 SERVING: Final[dict[str, tuple[str, str]]] = {
-    "penstock_requests": ("requests", "Requests answered, by route and status."),
+    "penstock_requests": ("requests", "Requests by route and status; 499: the client left."),
     "penstock_time_to_first_token_seconds": ("s", "From a request to the first token of an answer (TTFT)."),
     "penstock_inter_token_seconds": ("s", "Between a token of an answer and the one before it."),
     "penstock_request_seconds": ("s", "From a request of /v1/ to the end of its answer."),

@@ -56,6 +56,8 @@ class RequestContext:
     answers: list[OutputStream] = field(default_factory=list)
     """Output streams of the request."""
     is_over: bool = False
+    cut_by: int | None = None
+    """Status of the error that cut its stream."""
 
     def opened(self, answers: OutputStream) -> OutputStream:
         """Register answers to be cancelled when the request ends; return them."""
@@ -76,8 +78,11 @@ class _Reply:
 
     def __init__(self, send: Send, request_id: str) -> None:
         self.request_id = request_id
-        self.status = _CLIENT_LEFT
+        self.status: int | None = None
+        """None: it has not begun."""
         self.is_whole = False
+        self.left = asyncio.Event()
+        """Set when the client disconnects."""
         self._send = send
 
     async def __call__(self, message: Message) -> None:
@@ -87,8 +92,18 @@ class _Reply:
             named = (REQUEST_ID.encode(), self.request_id.encode())
             message = {**message, "headers": [*message.get("headers", ()), named]}
         elif message["type"] == "http.response.body":
-            self.is_whole = not message.get("more_body", False)
+            self.is_whole = not (message.get("more_body", False) or self.left.is_set())
         await self._send(message)
+
+    def outcome(self, cut_by: int | None) -> int:
+        """Return the status to count: that of the error for a stream that was cut, 499 if the client left.
+
+        Args:
+            cut_by: status of an error that was the stream's last event.
+        """
+        if self.status is None or (self.left.is_set() and not self.is_whole):
+            return _CLIENT_LEFT
+        return cut_by or (self.status if self.is_whole else ending().status)
 
 
 class RequestMiddleware:
@@ -132,19 +147,19 @@ class RequestMiddleware:
                     route=_route_of(scope),
                 )
             )
-            if reply.status == _CLIENT_LEFT:
+            if reply.status is None:
                 await ending().response()(scope, receive, reply)
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # also a Rust panic; an Exception was answered and logged before
-            if reply.status == _CLIENT_LEFT:
+            if reply.status is None:
                 await unexpected(error).response()(scope, receive, reply)
             elif not reply.is_whole:  # the connection must close, so that a truncated response is noticed
                 raise
         finally:
             self._done(scope, reply, clock.monotonic() - began_s)
 
-    async def _pass(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+    async def _pass(self, scope: Scope, headers: Headers, receive: Receive, reply: _Reply) -> None:
         check_host(headers, self._rules)
         check_origin(headers, self._rules)
         visit = RequestContext(client=self._client_of(scope, headers))
@@ -153,16 +168,16 @@ class RequestMiddleware:
         if body is None:
             return
         check_unicode(body)
-        left = asyncio.Event()
-        watch = asyncio.create_task(_watch(receive, visit, left))
+        watch = asyncio.create_task(_watch(receive, visit, reply.left))
         try:
-            await self._app(scope, replay(body, left), send)
+            await self._app(scope, replay(body, reply.left), reply)
         finally:
             visit.end()
             watch.cancel()
 
-    def _done(self, scope: Scope, reply: "_Reply", seconds: float) -> None:
+    def _done(self, scope: Scope, reply: _Reply, seconds: float) -> None:
         route, visit = _route_of(scope), scope.get("state", {}).get("visit")
+        status = reply.outcome(None if visit is None else visit.cut_by)
         log.debug(
             Event(
                 "request",
@@ -170,11 +185,11 @@ class RequestMiddleware:
                 id=reply.request_id,
                 route=route,
                 client="" if visit is None else visit.client,
-                status=reply.status,
+                status=status,
                 duration_s=seconds,
             )
         )
-        self._on_done(route, reply.status, seconds)
+        self._on_done(route, status, seconds)
 
     def _client_of(self, scope: Scope, headers: Headers) -> str:
         address = scope.get("client") or ("",)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 
 from pydantic import BaseModel
 from starlette.responses import StreamingResponse
-from starlette.types import Message, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from penstock.core.errors import PenstockError
 from penstock.serve.errors import ApiError, api_error_of, unexpected
@@ -37,12 +37,21 @@ class EventStream(StreamingResponse):
         quiet_s: float = QUIET_S,
     ) -> None:
         self._quiet_s = quiet_s
+        self._cut_by: int | None = None
         super().__init__(
-            _events(chunks, failed, last),
+            self._events(chunks, failed, last),
             media_type="text/event-stream",
             # X-Accel-Buffering is nginx's: do not buffer the stream
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response; an error that cuts it is known to the request's context."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            if visit := scope.get("state", {}).get("visit"):
+                visit.cut_by = self._cut_by
 
     async def stream_response(self, send: Send) -> None:
         """Send all chunks, with comments in between."""
@@ -52,6 +61,25 @@ class EventStream(StreamingResponse):
             await super().stream_response(line.send)
         finally:
             keeper.cancel()
+
+    async def _events(
+        self, chunks: AsyncIterator[BaseModel], failed: Callable[[ApiError], BaseModel], last: str
+    ) -> AsyncIterator[str]:
+        fault: ApiError | None = None
+        try:
+            async for chunk in chunks:
+                yield event(chunk)
+        except ApiError as error:
+            fault = error
+        except PenstockError as error:
+            fault = api_error_of(error)
+        except Exception as error:  # a defect: the stream has begun, so its last event must tell of it
+            fault = unexpected(error)
+        if fault is not None:
+            self._cut_by = fault.status
+            yield event(failed(fault))
+        if last:
+            yield last
 
 
 class _Line:
@@ -74,25 +102,6 @@ class _Line:
             await asyncio.sleep(quiet_s)
             if before == self._num_begun == self._num_sent:
                 await self._send({"type": "http.response.body", "body": _COMMENT, "more_body": True})
-
-
-async def _events(
-    chunks: AsyncIterator[BaseModel], failed: Callable[[ApiError], BaseModel], last: str
-) -> AsyncIterator[str]:
-    fault: ApiError | None = None
-    try:
-        async for chunk in chunks:
-            yield event(chunk)
-    except ApiError as error:
-        fault = error
-    except PenstockError as error:
-        fault = api_error_of(error)
-    except Exception as error:  # a defect: the stream has begun, so its last event must tell of it
-        fault = unexpected(error)
-    if fault is not None:
-        yield event(failed(fault))
-    if last:
-        yield last
 
 
 def event(chunk: BaseModel) -> str:

@@ -10,6 +10,8 @@ from penstock.serve.errors import ApiError
 from penstock.serve.limits import ServerLimits
 from penstock.serve.middleware import AccessPolicy, RequestMiddleware, check_origin
 from penstock.serve.request_body import Bodies
+from penstock.serve.routes.info import Health
+from penstock.serve.sse import EventStream
 
 KEYS = single_key("a-key-of-some-length")
 OPEN = AccessPolicy()
@@ -211,7 +213,7 @@ def test_answers_opened_after_the_client_left_end_at_once():
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_request_that_the_ending_server_cancels_ends_quietly(caplog, begun):
-    sent = []
+    sent, counts = [], []
 
     async def stuck(_scope, _receive, send):
         if begun:
@@ -222,7 +224,12 @@ def test_a_request_that_the_ending_server_cancels_ends_quietly(caplog, begun):
         sent.append(message)
 
     async def cancel_it():
-        gate = RequestMiddleware(stuck, rules=OPEN, bodies=Bodies(ServerLimits()), on_done=lambda *_: None)
+        gate = RequestMiddleware(
+            stuck,
+            rules=OPEN,
+            bodies=Bodies(ServerLimits()),
+            on_done=lambda _route, status, _seconds: counts.append(status),
+        )
         scope = {
             "type": "http",
             "method": "GET",
@@ -238,4 +245,82 @@ def test_a_request_that_the_ending_server_cancels_ends_quietly(caplog, begun):
 
     asyncio.run(cancel_it())
     assert sent[0]["status"] == (200 if begun else 503)
+    assert counts == [503]
     assert " was cut" in caplog.text
+
+
+def start_of(status=200):
+    return {"type": "http.response.start", "status": status, "headers": []}
+
+
+def sent_part(*, more):
+    return {"type": "http.response.body", "body": b"data: 1\n\n", "more_body": more}
+
+
+def leaves_first(*messages):
+    """An application that answers after its client has left."""
+
+    async def app(_scope, receive, send):
+        for message in messages[:-1]:
+            await send(message)
+        while (await receive())["type"] != "http.disconnect":
+            continue
+        await send(messages[-1])
+
+    return app
+
+
+@pytest.mark.parametrize(
+    "app",
+    [
+        leaves_first(start_of(503), sent_part(more=False)),
+        leaves_first(start_of(), sent_part(more=True), sent_part(more=False)),
+        leaves_first(start_of(), sent_part(more=True)),
+    ],
+    ids=["before an answer", "within a stream", "within a stream that ends"],
+)
+def test_a_client_that_leaves_is_counted_as_499(app):
+    assert counted(app, part(b""), LEFT) == [499]
+
+
+def test_a_client_that_leaves_before_its_body_arrived_is_counted_as_499():
+    assert counted(fine, LEFT) == [499]
+
+
+@pytest.mark.parametrize("finish", [500, 503, 504])
+def test_a_stream_that_an_error_cuts_is_counted_by_the_error(finish):
+    async def chunks():
+        yield Health(status="ok")
+        raise ApiError(finish, "Cut.")
+
+    async def app(scope, receive, send):
+        await EventStream(chunks())(scope, receive, send)
+
+    assert counted(app, part(b"")) == [finish]
+
+
+def test_a_stream_that_ends_is_counted_as_200():
+    async def chunks():
+        yield Health(status="ok")
+
+    async def app(scope, receive, send):
+        await EventStream(chunks())(scope, receive, send)
+
+    assert counted(app, part(b"")) == [200]
+
+
+def counted(app, *messages):
+    statuses = []
+
+    async def send(_message):
+        await asyncio.sleep(0)
+
+    gate = RequestMiddleware(
+        app,
+        rules=OPEN,
+        bodies=Bodies(ServerLimits()),
+        on_done=lambda _route, status, _seconds: statuses.append(status),
+    )
+    scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": [], "client": ("10.0.0.9", 1)}
+    asyncio.run(gate(scope, receiver(*messages), send))
+    return statuses
