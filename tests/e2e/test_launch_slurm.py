@@ -241,6 +241,7 @@ def test_a_job_that_is_told_to_stop_while_it_imports_torch_is_not_failed(slurm, 
         (("--nodes", 6), "Partition low has 4 nodes"),
         (("--nodes", 3, "--partition", "small"), "Partition small gives a job at most 2 nodes"),
         (("--nodes", 1, "--partition", "closed"), "Partition closed starts no job now (got 'DOWN')"),
+        (("--nodes", 2, "--setup", "/dev/full"), "--setup takes a text file of at most"),
         (
             ("--nodes", 2, "--sbatch=--constraint=nosuch"),
             "Batch job submission failed: Invalid feature",
@@ -295,9 +296,14 @@ def test_a_save_that_takes_longer_than_a_pre_emption_leaves_is_refused(launch, c
 
 
 def test_the_doctor_examines_the_nodes_before_the_first_start(slurm, launch, corpus, tmp_path):
+    """They do so in the wrapper, with what the setup exports, and so does the run."""
     run = tmp_path / "examined"
     recipe = write_recipe(tmp_path / "recipe.toml", corpus, run=run, steps=2)
-    done = launch("slurm", recipe, "--nodes", 2)
+    setup, box = tmp_path / "setup.sh", tmp_path / "box"
+    setup.write_text("module() { export LOADED=$1; }\nmodule load-cuda\n")
+    box.write_text(f'#!/bin/sh\necho "$LOADED $5 $*" >> {tmp_path}/boxed\nshift; exec "$@"\n')
+    box.chmod(0o755)
+    done = launch("slurm", recipe, "--nodes", 2, "--setup", setup, "--wrapper", f"{box} 'my image'")
     assert done.returncode == 0, done.stderr
     wait_until(lambda: slurm.run("squeue", "-h").stdout == "", "the end of the job")
     files = run / "launch"
@@ -308,6 +314,8 @@ def test_the_doctor_examines_the_nodes_before_the_first_start(slurm, launch, cor
     assert {(link["source"], link["target"]) for link in measured["links"]} == {(0, 1), (1, 0)}
     assert (files / "exclude.txt").exists()
     assert newest_step(run) == 2, "a red line is reported, and does not end the run"
+    boxed = sorted(line.split(" -", 1)[0] for line in (tmp_path / "boxed").read_text().splitlines())
+    assert boxed == 2 * ["load-cuda doctor my image python3"] + 2 * ["load-cuda launch my image python3"]
 
 
 def test_a_job_that_asks_for_sound_nodes_does_not_start_on_others(slurm, launch, corpus, tmp_path):

@@ -153,6 +153,24 @@ def field_texts(kind: type) -> dict[str, str]:
     }
 
 
+def text_file(path: Path, *, option: str, longest: int = 64 << 10) -> str:
+    """Return the text of a small file that an option names.
+
+    Raises:
+        UsageError: it is longer, or not UTF-8.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        content = file.read(longest + 1)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageError(f"{option} names a file that is not UTF-8 text", got=str(path)) from None
+    if len(content) > longest or "\0" in text:
+        raise UsageError(f"{option} takes a text file of at most {longest:,} bytes", got=str(path))
+    return text.replace("\r\n", "\n")
+
+
 def step_range(text: str, *, option: str) -> range:
     """Read a range of steps, or one step.
 

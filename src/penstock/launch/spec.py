@@ -3,10 +3,12 @@
     RunSpec -> render/<engine>.py (pure: files, commands, settings, reasons) -> engines/<engine>.py (apply)
 
 An engine is what starts processes on machines: this machine's kernel, Slurm, or Kubernetes. Nothing in a
-specification is particular to one, except the extras that are handed through, and the pods.
+specification is particular to one, except the extras that are handed through, Slurm's setup and wrapper, and
+the pods.
 """
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
@@ -118,6 +120,10 @@ class RunSpec:
     """Account in Slurm. Empty: yours."""
     extras: tuple[str, ...] = ()
     """Options of the engine that Penstock does not know, handed through."""
+    setup: str = ""
+    """Text of a shell script that a job on Slurm reads first, such as `module load cuda`."""
+    wrapper: tuple[str, ...] = ()
+    """Words before the command of each node on Slurm, such as those of `apptainer exec IMAGE`."""
     idle_starts: int = limited(Limit(least=1, most=1_000_000), 3)
     """Starts in a row without a new checkpoint after which the run ends with exit code 76."""
     max_requeues: int = limited(Limit(least=0, most=1_000_000), 100)
@@ -150,6 +156,11 @@ class RunSpec:
     def save_within_s(self) -> float:
         """Seconds from a request to stop within which a checkpoint must be complete."""
         return max(self.grace_s - MARGIN_S, 0.5 * self.grace_s)
+
+    @property
+    def node_python(self) -> tuple[str, ...]:
+        """Words that start Python on a node; in a wrapper, such as a container, the `python3` of its PATH."""
+        return (*self.wrapper, "python3") if self.wrapper else (self.python,)
 
     @property
     def most_ranks(self) -> int:
@@ -329,6 +340,43 @@ def secrets_of(settings: Sequence[str]) -> tuple[Secret, ...]:
             )
         found.append(Secret(name=name, source=source))
     return tuple(found)
+
+
+def checked_setup(text: str) -> str:
+    """Return the text of a setup file.
+
+    Raises:
+        UsageError: it gives a variable a secret as a plain value.
+    """
+    for line in text.splitlines():
+        given = {
+            name: value for name, value in _PAIR.findall(line) if value.strip("\"'")[:1] not in ("$", "`")
+        }
+        check_no_secret({"--setup": line, **given}, where="The setup file")
+    return text
+
+
+def words_of_wrapper(text: str) -> tuple[str, ...]:
+    """Read the words of `--wrapper`, as a shell does.
+
+    Raises:
+        UsageError: there are none, a quote is open, or one is a secret.
+
+    >>> words_of_wrapper("apptainer exec --nv '/images/my image.sif'")
+    ('apptainer', 'exec', '--nv', '/images/my image.sif')
+    """
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError:
+        words = ()
+    if not words or not text.isprintable():
+        raise UsageError(
+            "--wrapper takes a command that starts the one behind it",
+            got=text,
+            fix="Example: --wrapper 'apptainer exec --nv /images/penstock.sif'. Close its quotes.",
+        )
+    check_no_secret_in(words, where="--wrapper")
+    return words
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

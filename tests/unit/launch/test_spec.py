@@ -12,9 +12,11 @@ from penstock.launch.spec import (
     check_grace,
     check_no_secret,
     check_no_secret_in,
+    checked_setup,
     environment_of,
     node_range,
     secrets_of,
+    words_of_wrapper,
 )
 from tests.examples import examples
 
@@ -311,3 +313,36 @@ def test_the_processes_of_a_run_log_as_the_command_that_launched_them(monkeypatc
     monkeypatch.setenv("PENSTOCK_LOG_FORMAT", "json")
     assert environment_of(["A=1"]) == (("A", "1"), ("PENSTOCK_LOG_FORMAT", "json"))
     assert environment_of(["PENSTOCK_LOG_FORMAT=logfmt"]) == (("PENSTOCK_LOG_FORMAT", "logfmt"),)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["module load cuda/12.4", 'export HF_TOKEN="$(cat ~/.token)"', "export WANDB_API_KEY=$KEY", "a=`b` c=1"],
+)
+def test_a_setup_may_read_a_secret_from_elsewhere(line):
+    assert checked_setup(f"{line}\n") == f"{line}\n"
+
+
+@pytest.mark.parametrize(
+    "line", ["export WANDB_API_KEY=0123456789abcdef", f"login hf_{'a' * 30}", "DB_PASS='x1'"]
+)
+def test_a_setup_with_a_secret_is_refused_and_does_not_show_it(line):
+    with pytest.raises(UsageError, match="The setup file holds what looks like a secret") as caught:
+        checked_setup(f"true\n{line}\n")
+    assert line[-6:] not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "  ", "apptainer exec 'a", "a\nb", "a \x1b[1m"])
+def test_a_wrapper_that_is_no_command_is_refused(text):
+    with pytest.raises(UsageError, match="--wrapper takes a command"):
+        words_of_wrapper(text)
+
+
+def test_a_wrapper_with_a_secret_is_refused():
+    with pytest.raises(UsageError, match="--wrapper holds what looks like a secret"):
+        words_of_wrapper("apptainer exec --env WANDB_API_KEY=0123456789abcdef a.sif")
+
+
+def test_python_is_that_of_the_wrapper_on_nodes():
+    assert make_spec().node_python == ("/opt/penstock/bin/python",)
+    assert make_spec(wrapper=("numactl", "-l")).node_python == ("numactl", "-l", "python3")

@@ -3,9 +3,10 @@
 import argparse
 import shlex
 from contextlib import suppress
+from pathlib import Path
 
 from penstock.cli import launch_plan
-from penstock.cli.options import add_fields
+from penstock.cli.options import add_fields, text_file
 from penstock.cli.streams import warn
 from penstock.core.errors import PenstockError
 from penstock.core.units import duration
@@ -18,7 +19,7 @@ from penstock.launch.engines.slurm_queue import (
 )
 from penstock.launch.render.rendered import Rendered
 from penstock.launch.render.slurm import render
-from penstock.launch.spec import RunSpec
+from penstock.launch.spec import RunSpec, checked_setup, words_of_wrapper
 
 EPILOG = """\
 One batch script is written into RUN/launch and submitted. It examines the nodes, starts the ranks on all of
@@ -53,11 +54,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="=OPTION",
         help="an #SBATCH option, passed on; may be repeated",
     )
+    parser.add_argument(
+        "--setup",
+        type=Path,
+        metavar="FILE",
+        help="shell script that the job reads before it starts anything, such as `module load cuda`",
+    )
+    parser.add_argument(
+        "--wrapper",
+        metavar="COMMAND",
+        help="command that runs each node's `python3 -m penstock`, such as `apptainer exec IMAGE`",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Submit the job, or show it."""
-    plan = launch_plan.planned(arguments, extras=tuple(map(check_extra, arguments.sbatch)))
+    plan = launch_plan.planned(
+        arguments,
+        extras=tuple(map(check_extra, arguments.sbatch)),
+        setup=checked_setup(text_file(arguments.setup, option="--setup")) if arguments.setup else "",
+        wrapper=() if arguments.wrapper is None else words_of_wrapper(arguments.wrapper),
+    )
     rendered = render(plan.spec)
     from penstock.launch.engines import slurm
 

@@ -4,12 +4,13 @@ The batch script runs the supervisor on the first node of the allocation (slurm_
 """
 
 import shutil
+import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from penstock.core import clock, env
-from penstock.core.errors import PenstockError
+from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import write_atomic
 from penstock.launch.engines.engine import JobState
 from penstock.launch.engines.sbatch_options import check_variables
@@ -87,11 +88,16 @@ def _queued_as(script: str) -> str:
 
 
 def check_shell(spec: RunSpec) -> None:
-    """Refuse a run if this shell lacks the secrets that it hands on, or has variables that change the job.
+    """Refuse a run whose secrets this shell lacks, whose job it changes, or whose setup bash cannot read.
 
     Raises:
-        UsageError: the message names the variable.
+        UsageError: the message names the variable, or the line of the setup.
     """
+    if spec.setup:
+        done = subprocess.run(["bash", "-n"], input=spec.setup, capture_output=True, text=True, check=False)
+        if done.returncode:
+            said = done.stderr.strip().splitlines()[0].removeprefix("bash: ")
+            raise UsageError(f"bash cannot read the setup file: {said}", fix="Correct that line.")
     check_variables(env.variables("SBATCH_", "SLURM_"), spec)
     secret_values([secret for secret in spec.secrets if secret.source.startswith("env:")])
 

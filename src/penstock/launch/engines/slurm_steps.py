@@ -99,7 +99,7 @@ class _Steps:
             str(port),
             *(["--host", self.host] if self.host else []),
         ]
-        words = ["srun", *options, spec.python, *node]
+        words = ["srun", *options, *spec.node_python, *node]
         variables = {**env.variables(""), env.RENDEZVOUS_KEY: self._key}
         self._step = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=variables)
 

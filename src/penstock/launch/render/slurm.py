@@ -9,9 +9,11 @@ Traps that the script avoids, seen with Slurm 22.05:
 
 import re
 import shlex
+from pathlib import PurePosixPath
 
 from penstock.core.errors import UsageError
 from penstock.core.network.settings import Setting
+from penstock.core.units import plural
 from penstock.launch.nodes.attempt import BASE_PORT, NUM_PORTS
 from penstock.launch.preflight import EXCLUDE, REPORT, REPORT_JSON, command_of
 from penstock.launch.render.common_settings import settings_of_run
@@ -19,7 +21,7 @@ from penstock.launch.render.rendered import Rendered
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import EXIT_NO_PROGRESS
 
-SCRIPT, OUTPUT = "job.sbatch", "slurm.out"
+SCRIPT, OUTPUT, SETUP = "job.sbatch", "slurm.out", "setup.sh"
 _SHARES = r"(-c|--cpus-|--exclusive|--oversubscribe|-s|--cores-per)"
 """Extras that say what of a node the job takes; without one it takes whole nodes."""
 _TRIES, _TRY_AGAIN_S = 30, 10
@@ -35,10 +37,11 @@ def render(spec: RunSpec) -> Rendered:
     _check(spec)
     path = f"{spec.run_dir}/launch/{SCRIPT}"
     script = "\n".join([*_head(spec), "", *_body(spec)]) + "\n"
+    setup = {f"{spec.run_dir}/launch/{SETUP}": f"{spec.setup.rstrip()}\n"} if spec.setup else {}
     return Rendered(
-        files={path: script},
+        files={**setup, path: script},
         commands=(("sbatch", "--parsable", path),),
-        node_command=(spec.python, "-m", "penstock", *spec.command),
+        node_command=(*spec.node_python, "-m", "penstock", *spec.command),
         settings=(*settings_of_run(spec), *_settings(spec)),
     )
 
@@ -115,6 +118,7 @@ def _body(spec: RunSpec) -> list[str]:
         'trap \'woken=1; [ -z "$pid" ] || kill -TERM "$pid" 2>/dev/null\' USR1 TERM',
         f"cd {shlex.quote(spec.work_dir)} || exit 1",
         *(f"export {name}={shlex.quote(value)}" for name, value in spec.environment),
+        *_prepared(spec),
         "starts=${SLURM_RESTART_COUNT:-0}",
         "# Slurm itself requeues a job whose first node is lost.",
         f'if [ "$starts" -gt {spec.max_requeues} ]; then',
@@ -128,7 +132,7 @@ def _body(spec: RunSpec) -> list[str]:
         "",
         "code=75",
         'if [ -z "$woken" ]; then',
-        f"  {python} -m penstock launch supervise {run} &",
+        f"  {_ready(spec)}{python} -m penstock launch supervise {run} &",
         "  pid=$!",
         '  [ -z "$woken" ] || kill -TERM "$pid" 2>/dev/null # it came before the number was known',
         "  while :; do",
@@ -161,6 +165,35 @@ def _body(spec: RunSpec) -> list[str]:
     ]
 
 
+def _ready(spec: RunSpec) -> str:
+    return "prepared " if spec.setup or spec.wrapper else ""
+
+
+def _prepared(spec: RunSpec) -> list[str]:
+    """Return the function by which a shell of its own becomes a command, once it has read the setup.
+
+    The setup may set traps and options, or exit, and changes nothing of the script's own shell.
+    """
+    setup = [
+        "  trap 'trap - EXIT; exit 75' TERM # nothing trains yet: back into the queue",
+        f"  trap 'echo \"launch/{SETUP} ended with exit code $?, so nothing was started\" >&2; exit 1' EXIT",
+        f"  source {shlex.quote(f'{spec.run_dir}/launch/{SETUP}')}",
+        '  code=$?; [ "$code" -eq 0 ] || exit "$code"',
+        "  trap - TERM EXIT",
+    ]
+    own = shlex.quote(str(PurePosixPath(spec.python).parent))
+    path = [f'  export PATH={own}:"$PATH" # python3 of a wrapper that is no container']
+    if not _ready(spec):
+        return []
+    return [
+        "prepared() {",
+        *(setup if spec.setup else []),
+        *(path if spec.wrapper else []),
+        '  exec "$@"',
+        "}",
+    ]
+
+
 def _out_of_requeues(spec: RunSpec) -> list[str]:
     return [
         f'  echo "requeued $starts times; the bound is {spec.max_requeues} (--max-requeues)" >&2',
@@ -172,6 +205,7 @@ def _doctor(spec: RunSpec) -> list[str]:
     report, as_json, exclude = (
         shlex.quote(f"{spec.run_dir}/launch/{name}") for name in (REPORT, REPORT_JSON, EXCLUDE)
     )
+    open_, close = (f"( {_ready(spec)}", " )") if _ready(spec) else ("", "")
     ends = [
         '  if [ "$examined" -ne 0 ] && [ -z "$woken" ]; then',
         '    echo "not started: the run asks for sound nodes (--doctor require)" >&2',
@@ -183,11 +217,11 @@ def _doctor(spec: RunSpec) -> list[str]:
         'if [ "$starts" -eq 0 ]; then',
         f"  rm -f {exclude} {as_json} # of an earlier job",
         f"  export DOCTOR_PORT=$(({BASE_PORT} + (SLURM_JOB_ID * 7 + 9973) % {NUM_PORTS}))",
-        '  srun --ntasks-per-node=1 --ntasks="$SLURM_NNODES" --kill-on-bad-exit=0 --cpu-bind=none '
+        f'  {open_}srun --ntasks-per-node=1 --ntasks="$SLURM_NNODES" --kill-on-bad-exit=0 --cpu-bind=none '
         "bash -c 'export RANK=$SLURM_PROCID "
         "WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 "
         "MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR MASTER_PORT=$DOCTOR_PORT PENSTOCK_NODE=$SLURMD_NODENAME; "
-        f'exec "$@"\' doctor {shlex.join([spec.python, *command_of(spec)])} > {report} 2>&1',
+        f'exec "$@"\' doctor {shlex.join([*spec.node_python, *command_of(spec)])}{close} > {report} 2>&1',
         "  examined=$?",
         f'  [ "$examined" -eq 0 ] || echo "penstock doctor: exit code $examined, see "{report} >&2',
         f'  [ ! -s {exclude} ] || echo "leave out what it found bad: --sbatch=--exclude="{exclude} >&2',
@@ -228,5 +262,13 @@ def _settings(spec: RunSpec) -> list[Setting]:
         found.append(
             Setting(name="doctor", value=spec.doctor, reason="`penstock doctor` as a first srun, once")
         )
+    if spec.setup:
+        reason = "--setup, read once by the job's first node; its variables reach all nodes"
+        found.append(Setting(name=SETUP, value=plural(len(spec.setup.splitlines()), "line"), reason=reason))
+    if spec.wrapper:
+        reason = (
+            "--wrapper of each node's command, which runs the python3 in it; the supervisor stays outside"
+        )
+        found.append(Setting(name="wrapper", value=shlex.join(spec.wrapper), reason=reason))
     found += [Setting(name=extra, value="", reason="passed on") for extra in spec.extras]
     return found

@@ -49,6 +49,12 @@ def test_a_secret_that_this_shell_does_not_have_is_missed_before_a_dry_run_ends(
         check_shell(make_spec(secrets=(Secret(name="TOKEN", source="env:NOSUCH"),)))
 
 
+@pytest.mark.parametrize("setup", ["if true; then\n", "echo 'open\n", "module load )\n"])
+def test_a_setup_that_bash_cannot_read_is_refused_with_its_line(setup):
+    with pytest.raises(UsageError, match=r"bash cannot read the setup file: line \d"):
+        check_shell(make_spec(setup=setup))
+
+
 def test_without_slurm_nothing_is_submitted_and_a_dry_run_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     spec = make_spec(run_dir=str(tmp_path / "run"))

@@ -1,6 +1,7 @@
 """The batch script: golden files, and what bash says of them."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,12 @@ SPECS = {
         doctor="require",
     ),
     "bare": make_spec(nodes=node_range("1"), doctor="skip", max_requeues=0),
+    "prepared": make_spec(
+        run_dir="/data/it's/first",
+        doctor="report",
+        setup="module load cuda\n",
+        wrapper=("apptainer", "exec", "--nv", "/images/my image.sif"),
+    ),
 }
 
 
@@ -44,6 +51,12 @@ def test_the_script_is_the_golden_one(golden, name):
     )
 
 
+def script_of(spec):
+    """Return the batch script of a run."""
+    (script,) = [text for path, text in render(spec).files.items() if path.endswith("job.sbatch")]
+    return script
+
+
 def test_each_step_has_one_task_on_each_node_whatever_the_shell_that_submitted_says():
     (script,) = render(SPECS["elastic"]).files.values()
     steps = [line for line in script.splitlines() if line.lstrip().startswith("srun ")]
@@ -53,7 +66,7 @@ def test_each_step_has_one_task_on_each_node_whatever_the_shell_that_submitted_s
 
 @pytest.mark.parametrize("name", SPECS)
 def test_bash_can_read_the_script(name):
-    (script,) = render(SPECS[name]).files.values()
+    script = script_of(SPECS[name])
     done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -64,28 +77,46 @@ def program(folder, name, text):
 
 
 def ran(
-    tmp_path, code, *, restarts="0", stopped=False, states=("RUNNING",), doctor="skip", examined="exit 0"
+    tmp_path,
+    code,
+    *,
+    restarts="0",
+    stopped=False,
+    states=("RUNNING",),
+    doctor="skip",
+    examined="exit 0",
+    setup="",
+    wrapper=(),
 ):
     """Run the script with a supervisor that ends with a code; return its code, and what it asked of Slurm.
 
     Args:
         states: what `squeue` prints, at each call the next; then the last.
         examined: what `srun` does.
+        setup: what the script reads first.
     """
     run = tmp_path / "run"
     (run / "launch").mkdir(parents=True)
     if stopped:
         (run / "launch" / "stop").touch()
     (tmp_path / "states").write_text("".join(f"{state}\n" for state in states))
-    program(tmp_path, "python", f"touch {tmp_path}/supervised; exit {code}")
+    program(tmp_path, "python", f'echo "$FROM_SETUP" > {tmp_path}/supervised; exit {code}')
     program(tmp_path, "scontrol", f'echo "$@" > {tmp_path}/asked')
     program(tmp_path, "squeue", f"head -n 1 {tmp_path}/states; sed -i '1{{$!d}}' {tmp_path}/states")
     program(tmp_path, "sleep", f'if [ "$1" = 120 ]; then kill -KILL $PPID; else echo >> {tmp_path}/slept; fi')
     program(tmp_path, "srun", examined)
     spec = make_spec(
-        run_dir=str(run), work_dir=str(tmp_path), python=f"{tmp_path}/python", doctor=doctor, max_requeues=3
+        run_dir=str(run),
+        work_dir=str(tmp_path),
+        python=f"{tmp_path}/python",
+        doctor=doctor,
+        max_requeues=3,
+        setup=setup,
+        wrapper=wrapper,
     )
-    (script,) = render(spec).files.values()
+    for path, text in render(spec).files.items():
+        Path(path).write_text(text)
+    script = (run / "launch" / "job.sbatch").read_text()
     variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": restarts}
     done = subprocess.run(["bash"], input=script, env=variables, capture_output=True, text=True, check=False)
     asked = tmp_path / "asked"
@@ -188,3 +219,43 @@ def test_a_job_that_is_pre_empted_while_its_nodes_are_examined_comes_back(tmp_pa
 def test_a_job_that_says_what_of_a_node_it_takes_does_not_ask_for_whole_ones(extra):
     (script,) = render(make_spec(extras=(extra,))).files.values()
     assert "#SBATCH --exclusive\n" not in script
+
+
+@pytest.mark.parametrize("code", [0, 1, 76])
+@pytest.mark.parametrize("options", ["", "set -euo pipefail; ", "trap 'exit 9' TERM EXIT; code=9; pid=9; "])
+def test_what_a_setup_exports_reaches_the_run_and_nothing_else_of_it_changes_the_script(
+    tmp_path, options, code
+):
+    setup = f"{options}cd /; starts=99; export FROM_SETUP=loaded\n"
+    assert ran(tmp_path, code, setup=setup) == (code, "")
+    assert (tmp_path / "supervised").read_text() == "loaded\n"
+
+
+@pytest.mark.parametrize(
+    "setup", ["false", "exit", "exit 75", "set -e; false; true", "source /nosuch", "set -u; echo $NOSUCH"]
+)
+def test_a_setup_that_fails_or_exits_starts_nothing(tmp_path, setup):
+    assert ran(tmp_path, 0, setup=f"{setup}\n") == (1, "")
+    assert not (tmp_path / "supervised").exists()
+
+
+def test_a_job_that_is_pre_empted_while_it_reads_its_setup_comes_back(tmp_path):
+    setup = "kill -TERM $$; /bin/sleep 2\nexport FROM_SETUP=loaded\n"
+    assert ran(tmp_path, 0, setup=setup) == (KILLED, "requeue 7")
+    assert not (tmp_path / "supervised").exists()
+
+
+def test_the_doctor_runs_with_the_setup_and_in_the_wrapper(tmp_path):
+    found = ran(
+        tmp_path,
+        0,
+        doctor="require",
+        setup="export FROM_SETUP=loaded\n",
+        wrapper=("box", "a b"),
+        examined=f'echo "$FROM_SETUP $PATH" > {tmp_path}/examined; printf "%s|" "$@" >> {tmp_path}/examined',
+    )
+    assert found == (0, "")
+    said = (tmp_path / "examined").read_text()
+    assert said.startswith(f"loaded {tmp_path}:"), "the wrapper's python3 is this one, outside containers"
+    assert "|doctor|box|a b|python3|-m|penstock|doctor|" in said
+    assert (tmp_path / "supervised").exists(), "by the interpreter outside the wrapper"
