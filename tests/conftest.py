@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ os.environ["PENSTOCK_NATIVE"] = "wait"
 tune_gc()  # collecting the tests takes 7 s so, and 12 s else
 
 GOLDEN = Path(__file__).parent / "golden"
+_STATE = tempfile.TemporaryDirectory(prefix="penstock-state-")
 _PATIENCE_S = 5.0  # for what is ending already
 _MANY_DESCRIPTORS = 24  # of no file of the test: what libraries open once and keep
 
@@ -54,6 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ["XDG_STATE_HOME"] = _STATE.name  # else `penstock launch list` of who tests has their runs
     config.pluginmanager.register(Seconds(config.getoption("--update-seconds")), "seconds")
 
 

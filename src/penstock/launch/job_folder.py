@@ -30,6 +30,7 @@ from penstock.core import config as configs
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import exclusive, is_locked, locked_at, write_json
 from penstock.core.log import Event
+from penstock.launch.known_runs import remember
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import SupervisorState
 from penstock.obs.metric_names import METRICS_FILE
@@ -92,8 +93,9 @@ class JobFolder:
         return self._read("spec.json", RunSpec.read)
 
     def write_job(self, job: Job) -> None:
-        """Write the engine's name for the job."""
+        """Write the engine's name for the job; `penstock launch list` knows the run from then on."""
         write_json(self.path / "job.json", asdict(job))
+        remember(self.run.absolute())
 
     def job(self) -> Job:
         """Read the engine's name for the job.
@@ -267,9 +269,23 @@ class JobFolder:
 
     def progress(self) -> dict[str, Any]:  # Any: JSON values
         """Return step, loss and tokens_per_s of the newest step, and checkpoint; None where there is none."""
-        last, newest = _last_record(self.run / METRICS_FILE), self.newest_step()
+        last, newest = self.last_record(), self.newest_step()
         found = {name: last.get(name) for name in ("step", "loss", "tokens_per_s")}
         return {**found, "checkpoint": newest if newest >= 0 else None}
+
+    def last_record(self) -> dict[str, Any]:  # Any: JSON values
+        """Return the newest record of a step; {} if the run's metrics have none."""
+        return _last_record(self.run / METRICS_FILE)
+
+    def end(self) -> dict[str, Any] | None:  # Any: JSON values
+        """Return the transition by which the newest job ended; None: there is none."""
+        end = None
+        for event in self.events():
+            if event["event"] == "submitted":
+                end = None
+            elif event["event"] == "finish" and "node" not in event:
+                end = event
+        return end
 
     @contextmanager
     def held(self) -> Iterator[None]:

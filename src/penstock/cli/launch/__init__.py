@@ -6,6 +6,7 @@ example:
   penstock launch slurm recipe.toml --nodes 4 --processes 8 --partition gpu --time-limit 24h --dry-run
   penstock launch kubernetes recipe.toml --nodes 4 --image registry/penstock:0.1 --volume runs:/runs --dry-run
   penstock launch server models/a --image registry/penstock:0.1 --volume models:/models --server=--insecure
+  penstock launch list
   penstock launch status runs/first
   penstock launch logs runs/first -f --rank 3
   penstock launch resize runs/first 2
@@ -25,6 +26,7 @@ COMMANDS = {
     "slurm": "submit a recipe to Slurm as one batch job, which supervises and requeues itself",
     "kubernetes": "submit a recipe to Kubernetes as a JobSet or TrainJob",
     "server": "deploy a server of a model on Kubernetes",
+    "list": "list your jobs on this machine, Slurm and Kubernetes",
     "status": "show what a launched run does, and every transition with its cause",
     "logs": "print what a rank of a launched run printed",
     "cancel": "stop a launched run for good, after saving",

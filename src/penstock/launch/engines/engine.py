@@ -28,6 +28,15 @@ class JobState:
     """True if it waits until somebody does something."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedJob:
+    """A job of Penstock in the list of an engine."""
+
+    state: JobState
+    run: str = ""
+    """Folder of its run; empty: the engine does not know it."""
+
+
 class LaunchEngine(Protocol):
     """Functions of an engine's module."""
 
@@ -36,6 +45,16 @@ class LaunchEngine(Protocol):
 
         Raises:
             PenstockError: nobody knows; EngineUnreachable: nobody knows now.
+        """
+
+    def jobs(self, host: str) -> Mapping[str, QueuedJob]:
+        """Return the jobs of Penstock that an engine lists, by id: this user's, where it knows users.
+
+        Args:
+            host: where they were submitted to, as `Job.host`.
+
+        Raises:
+            PenstockError: it does not answer.
         """
 
     def cancel(self, job: Job, folder: JobFolder, *, now: bool) -> str:

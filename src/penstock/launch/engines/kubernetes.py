@@ -16,7 +16,7 @@ from penstock.core.errors import PenstockError, UsageError, nearest
 from penstock.core.files import write_atomic
 from penstock.core.log import Event
 from penstock.core.units import plural
-from penstock.launch.engines.engine import JobState
+from penstock.launch.engines.engine import JobState, QueuedJob
 from penstock.launch.engines.kubernetes_api import (
     GLOBAL_KINDS,
     ClusterConnection,
@@ -36,7 +36,7 @@ from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.pods.pod import PodSpec
 from penstock.launch.render.jobset import has_key, key_secret
 from penstock.launch.render.kubernetes import RECIPE_FILE, check_volumes, pod_of, render_kubernetes
-from penstock.launch.render.pod_template import code_name
+from penstock.launch.render.pod_template import INSTANCE, TRAINER, code_name
 from penstock.launch.render.rendered import Rendered
 from penstock.launch.rendezvous.signed import new_key
 from penstock.launch.spec import NodeRange, RunSpec
@@ -344,6 +344,19 @@ class _Kubernetes:
         api, kind = JOB_KINDS[pod.api]
         found = cluster.get(api, kind, job.ident)
         return state_of(found, pods_of(cluster, job.ident))
+
+    def jobs(self, host: str) -> dict[str, QueuedJob]:
+        """Return the jobs of Penstock in a namespace, whoever submitted them."""
+        cluster = cluster_of(Job(engine="kubernetes", ident="", host=host, submitted_at=""))
+        labels = {"app.kubernetes.io/managed-by": "penstock", "app.kubernetes.io/component": TRAINER}
+        pods, found = cluster.all("v1", "Pod", labels), {}
+        for api, kind in JOB_KINDS.values():
+            with suppress(UnknownKind):
+                for job in cluster.all(api, kind, labels):
+                    name = job["metadata"]["name"]
+                    own = [pod for pod in pods if pod["metadata"]["labels"].get(INSTANCE) == name]
+                    found[name] = QueuedJob(state=state_of(job, own))
+        return found
 
     def cancel(self, job: Job, folder: JobFolder, *, now: bool) -> str:
         """Delete the job: its pods save, and end."""

@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 from penstock.core import clock
 from penstock.core.env import num_cores
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.signals import StopFlag, signal_name
 from penstock.core.units import plural
-from penstock.launch.engines.engine import JobState
+from penstock.launch.engines.engine import JobState, QueuedJob
 from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.local import EXIT_STOPPED, die_with
 from penstock.launch.nodes.attempt import Explain, WarmProcess, Work, follow, port_of, rank_environments
@@ -273,12 +272,16 @@ def _node(
 class _Local:
     def state(self, job: Job, folder: JobFolder) -> JobState:
         """Return whether the launcher runs."""
-        end = _end_of(folder)
+        end = folder.end()
         if folder.is_held():
             status = "STARTING" if end is None and not folder.is_trained() else "RUNNING"
             return JobState(is_live=True, status=status, reason=f"process {job.ident} on {job.host}")
         reason = "the launcher was killed" if end is None else str(end.get("cause", ""))
         return JobState(is_live=False, status="ENDED", reason=reason)
+
+    def jobs(self, _host: str) -> dict[str, QueuedJob]:
+        """Return no jobs: only the folder of a run tells whether its launcher runs."""
+        return {}
 
     def cancel(self, job: Job, folder: JobFolder, *, now: bool) -> str:
         """Signal the launcher, and wait for its end.
@@ -299,7 +302,7 @@ class _Local:
             clock.sleep(_POLL_S)
         if now:
             return f"killed process {job.ident}"
-        ended = _end_of(folder)
+        ended = folder.end()
         if ended is None or ended.get("code") not in (0, EXIT_STOPPED):
             cause = "its launcher was killed" if ended is None else ended.get("cause", "")
             raise PenstockError(
@@ -313,17 +316,6 @@ class _Local:
         _check_running(job, folder)
         folder.ask_for_nodes(nodes.most)
         return f"requested {plural(nodes.most, 'node')}; the run saves, and continues with them"
-
-
-def _end_of(folder: JobFolder) -> dict[str, Any] | None:  # Any: JSON values
-    """Return the transition by which the newest job ended; None: its launcher wrote none."""
-    end = None
-    for event in folder.events():
-        if event["event"] == "submitted":
-            end = None
-        elif event["event"] == "finish" and "node" not in event:
-            end = event
-    return end
 
 
 def _check_running(job: Job, folder: JobFolder) -> None:

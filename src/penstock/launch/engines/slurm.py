@@ -12,7 +12,7 @@ from pathlib import Path
 from penstock.core import clock, env
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import write_atomic
-from penstock.launch.engines.engine import JobState
+from penstock.launch.engines.engine import JobState, QueuedJob
 from penstock.launch.engines.sbatch_options import check_variables
 from penstock.launch.engines.slurm_commands import (
     ANSWER_S,
@@ -31,10 +31,10 @@ from penstock.launch.engines.slurm_queue import (
     partitions_of,
     wait_reason,
 )
-from penstock.launch.job_folder import Job, JobFolder
+from penstock.launch.job_folder import LAUNCH_FOLDER, Job, JobFolder
 from penstock.launch.nodes.node import secret_values
 from penstock.launch.render.rendered import Rendered
-from penstock.launch.render.slurm import OUTPUT, render
+from penstock.launch.render.slurm import OUTPUT, SCRIPT, render
 from penstock.launch.spec import NodeRange, RunSpec
 
 _POLL_S = 1.0
@@ -146,26 +146,45 @@ def asked_partitions(spec: RunSpec, *, is_tried: bool = False) -> Sequence[Parti
     return asked_of(spec, partitions_of(shown, config))
 
 
+_QUEUED = "%T|%r|%S|%N"
+
+
+def _queued_state(ident: str, line: str) -> JobState:
+    """Return the state of a job in the queue from a line in the form _QUEUED."""
+    status, reason, begin, nodes = (line.split("|") + [""] * 3)[:4]
+    if status != "PENDING":
+        said = f"on {nodes}" if nodes else f"Slurm's reason: {reason}"
+        return JobState(is_live=True, status=status, reason=said)
+    known = wait_reason(reason)
+    said = f"Slurm's reason: {reason}" + (f" ({known.meaning})" if known else "")
+    if known and known.remedy:
+        said += f": {known.remedy.format(job=ident)}"
+        return JobState(is_live=True, status=status, reason=said, is_stuck=True)
+    said += "" if begin in ("N/A", "") else f"; expected to start at {begin}"
+    return JobState(is_live=True, status=status, reason=said)
+
+
 class _Slurm:
+    def jobs(self, _host: str) -> dict[str, QueuedJob]:
+        """Return this user's jobs in the queue whose script is one of Penstock's."""
+        found = {}
+        for line in run_slurm("squeue", "--me", "--noheader", f"--format=%i|{_QUEUED}|%o").splitlines():
+            ident, _, rest = line.strip().partition("|")
+            state, _, script = rest.partition("|/")
+            run, mark, _ = f"/{script}".partition(f"/{LAUNCH_FOLDER}/{SCRIPT}")
+            if mark:
+                found[ident] = QueuedJob(state=_queued_state(ident, state), run=run)
+        return found
+
     def state(self, job: Job, folder: JobFolder) -> JobState:
         """Return what squeue says, or the job's end.
 
         Raises:
             PenstockError: Slurm does not answer, so nobody knows.
         """
-        found = query_job("squeue", "--noheader", f"--jobs={job.ident}", "--format=%T|%r|%S|%N")
+        found = query_job("squeue", "--noheader", f"--jobs={job.ident}", f"--format={_QUEUED}")
         if found.strip():
-            status, reason, begin, nodes = (found.strip().splitlines()[0].split("|") + [""] * 3)[:4]
-            if status != "PENDING":
-                said = f"on {nodes}" if nodes else f"Slurm's reason: {reason}"
-                return JobState(is_live=True, status=status, reason=said)
-            known = wait_reason(reason)
-            said = f"Slurm's reason: {reason}" + (f" ({known.meaning})" if known else "")
-            if known and known.remedy:
-                said += f": {known.remedy.format(job=job.ident)}"
-                return JobState(is_live=True, status=status, reason=said, is_stuck=True)
-            said += "" if begin in ("N/A", "") else f"; expected to start at {begin}"
-            return JobState(is_live=True, status=status, reason=said)
+            return _queued_state(job.ident, found.strip().splitlines()[0])
         shown = query_job("scontrol", "--oneliner", "show", "job", job.ident)
         fields = dict(word.split("=", 1) for word in shown.split() if "=" in word)
         status = fields.get("JobState", "ENDED")

@@ -31,7 +31,7 @@ CACHE = "/cache"
 _CACHE_SHARE = 0.9
 """Share of the cache's disk that is used: a pod that exceeds the limit is evicted."""
 
-
+INSTANCE = "app.kubernetes.io/instance"
 TRAINER, SERVER = "trainer", "server"
 """Components: a run and a server may have one name."""
 
@@ -40,7 +40,7 @@ def labels_of(name: str, component: str = TRAINER) -> dict[str, str]:
     """Return the labels of every object of a job, by which its pods are found."""
     return {
         "app.kubernetes.io/name": "penstock",
-        "app.kubernetes.io/instance": name,
+        INSTANCE: name,
         "app.kubernetes.io/component": component,
         "app.kubernetes.io/managed-by": "penstock",
     }
