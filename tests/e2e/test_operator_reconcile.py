@@ -11,6 +11,7 @@ import yaml
 from penstock.cli.operator import plan_of
 from penstock.launch.controller.operator_loop import FINALIZER, reconcile_all, reconcile_run
 from penstock.launch.controller.reconcile import API, Reconciler
+from penstock.launch.engines.kubernetes import ENGINE
 from penstock.launch.engines.kubernetes_api import connect
 from tests.kubernetes import JOBSET, cluster
 from tests.launched import write_recipe
@@ -262,3 +263,20 @@ def test_fields_reach_the_pods_as_they_are_given(server, operator, start):
     assert found["A"] == "$$(HOME) $$$$"
     spec = json.loads(server.get("ConfigMap", "zero")["data"]["spec.json"])
     assert spec["command"][-1] == "--oversubscribe"
+
+
+def test_a_patch_reaches_the_pods_and_one_that_asks_for_more_starts_nothing(server, operator, start):
+    gpu = {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
+    patch = {"metadata": {"labels": {"team": "a"}}, "spec": {"tolerations": [gpu]}}
+    start("patched", podPatch=patch)
+    operator.reconcile("patched")
+    (job,) = server.get("JobSet", "patched", api=JOBSET)["spec"]["replicatedJobs"]
+    pods = job["template"]["spec"]["template"]
+    assert (pods["metadata"]["labels"]["team"], pods["spec"]["tolerations"]) == ("a", [gpu])
+    start("attack", podPatch={"spec": {"tolerations": [gpu], "hostNetwork": True}})
+    operator.reconcile("attack")
+    found = status_of(server, "attack")
+    assert (found["phase"], "spec.hostNetwork is refused" in found["message"]) == ("Invalid", True), found
+    assert server.get("JobSet", "attack", api=JOBSET) is None
+    listed = ENGINE.jobs("/default")
+    assert (listed["patched"].state.status, "attack" in listed) == ("PENDING", False)

@@ -11,6 +11,7 @@ exit codes: 0 stopped by a signal, 1 the lease was lost or the cluster cannot be
 """
 
 import argparse
+import json
 import logging
 import re
 import secrets
@@ -121,6 +122,10 @@ def _plan_in(folder: Path, run: Mapping[str, Any], excluded: Sequence[str]) -> A
         file = folder / "networks.toml"
         file.write_text(toml_text({"networks": networks, "provider": spec.get("networkProvider", "nad")}))
         words.append(f"--networks={file}")
+    if "podPatch" in spec:
+        file = folder / "podPatch"
+        file.write_text(json.dumps(spec["podPatch"], ensure_ascii=False), encoding="utf-8")
+        words.append(f"--pod-patch={file}")
     parser = _Parser(prog="spec", allow_abbrev=False)
     kubernetes.add_arguments(parser)
     plan = kubernetes.plan_of(parser.parse_args([*_metrics(spec), *words]))

@@ -2,15 +2,17 @@
 
 import argparse
 import hashlib
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import add_fields, fields_of
+from penstock.cli.options import add_fields, fields_of, text_file
 from penstock.core import config as configs
-from penstock.core.errors import PenstockError, UsageError
+from penstock.core.errors import PackageMissing, PenstockError, UsageError
 from penstock.launch.pod_networks import PodNetworks
+from penstock.launch.pods.patch import read_patch
 from penstock.launch.pods.pod import PodCode, PodSpec, PodVolume
 from penstock.launch.render.kubernetes import is_inside
 
@@ -44,6 +46,12 @@ def add_pod_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LABEL=VALUE",
         help="only nodes with this label get pods; may be repeated",
     )
+    parser.add_argument(
+        "--pod-patch",
+        type=Path,
+        metavar="FILE.yaml",
+        help="tolerations, imagePullSecrets, affinity, annotations, labels and resources of the pods",
+    )
     parser.add_argument("--networks", type=Path, metavar="FILE.toml", help="network cards of the pods")
 
 
@@ -64,7 +72,47 @@ def pod_spec(arguments: argparse.Namespace, code: PodCode | None = None) -> PodS
         code=code,
         network_provider=networks.provider if networks else "nad",
         networks=networks.networks if networks else (),
+        patch=_patch(text_file(arguments.pod_patch, option="--pod-patch")) if arguments.pod_patch else "",
     )
+
+
+def _patch(text: str) -> str:
+    """Return a patch of the pods, which is YAML, as JSON.
+
+    Raises:
+        UsageError: it has a field that is refused, an anchor, a key twice, or is no YAML.
+        PackageMissing: there is no package to read YAML.
+    """
+    try:
+        from yaml import SafeLoader, YAMLError
+    except ImportError:
+        raise PackageMissing("--pod-patch needs PyYAML", fix="pip install 'penstock[kubernetes]'") from None
+    try:
+        loader = SafeLoader(text)
+        if (node := loader.get_single_node()) is None:
+            raise ValueError("it is empty")
+        _check_plain(node, set())
+        patch = json.dumps(loader.construct_document(node), ensure_ascii=False, allow_nan=False)
+    except (YAMLError, ValueError, TypeError, RecursionError) as error:
+        said = " ".join(str(error).split())
+        raise UsageError(f"The file of --pod-patch is no plain YAML: {said}") from None
+    read_patch(patch)
+    return patch
+
+
+def _check_plain(node: Any, seen: set[int]) -> None:  # Any: a node of YAML
+    if id(node) in seen:
+        raise ValueError("it has an anchor that is used again; write it out")
+    seen.add(id(node))
+    if isinstance(node.value, str):
+        return
+    pairs = [one for one in node.value if isinstance(one, tuple)]
+    keys = [key.value if isinstance(key.value, str) else "?" for key, _ in pairs]
+    if twice := next((key for key in keys if keys.count(key) > 1), None):
+        raise ValueError(f"it has the key {twice} twice")
+    for one in node.value:
+        for part in one if isinstance(one, tuple) else (one,):
+            _check_plain(part, seen)
 
 
 def _volume(text: str) -> PodVolume:

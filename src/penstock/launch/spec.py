@@ -128,6 +128,8 @@ class RunSpec:
     """Starts in a row without a new checkpoint after which the run ends with exit code 76."""
     max_requeues: int = limited(Limit(least=0, most=1_000_000), 100)
     """Times that the job may be requeued; on Kubernetes, that all pods start again at the time limit."""
+    ttl_s: float = limited(_TIME_LIMIT, 0.0)
+    """Time from the end of a JobSet until the cluster deletes it, such as 7d; 0: it stays."""
     pod: PodSpec | None = None
     """Pods of its nodes, on Kubernetes."""
     doctor: Literal["report", "require", "skip"] = "skip"
@@ -137,6 +139,12 @@ class RunSpec:
         check_limits(self)
         if self.pod is not None:
             check_addresses(self.pod.networks, num_pods=self.nodes.most, provider=self.pod.network_provider)
+            if self.ttl_s and self.pod.api == "trainjob":
+                raise UsageError(
+                    "A TrainJob stays until somebody deletes it: --ttl is for a JobSet",
+                    got=f"--ttl {self.ttl_s:g}",
+                    fix="Leave out --ttl, or --api trainjob.",
+                )
         if self.time_limit_s and self.time_limit_s <= self.grace_s:
             raise UsageError(
                 f"The time limit is not longer than the grace of {self.grace_s:g} s, so the run would be "

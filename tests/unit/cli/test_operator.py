@@ -65,6 +65,7 @@ def test_a_run_may_start_more_than_its_pods_can_hold(wanted):
 
 OF_METADATA = {"name", "namespace"}
 OF_PEOPLE = {"dry-run", "explain", "json", "cluster", "network", "code", "code-store"}
+OF_A_JOB = {"ttl"}  # whose JobSet is gone starts again: a TrainingRun is deleted instead
 OF_RECIPE = {"ignore-key"}  # model.ignored_keys
 LISTS = {
     "set": "set",
@@ -72,6 +73,7 @@ LISTS = {
     "secrets": "secret",
     "volumes": "volume",
     "networks": "networks",
+    "podPatch": "pod-patch",
     "nodeSelector": "node-selector",
     "excludeNodes": "exclude-node",
 }
@@ -85,7 +87,7 @@ def test_each_option_of_a_run_is_a_field_of_a_training_run():
     fields = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     words = operator.words_of(dict.fromkeys([*operator._OPTIONS, *operator._FLAGS], True), [])
     plain = {word.removeprefix("--").partition("=")[0] for word in words}
-    assert plain | set(LISTS.values()) == options - OF_METADATA - OF_PEOPLE - OF_RECIPE
+    assert plain | set(LISTS.values()) == options - OF_METADATA - OF_PEOPLE - OF_A_JOB - OF_RECIPE
     known = {*operator._OPTIONS, *operator._FLAGS, *LISTS}
     assert fields.keys() - known == {"recipe", "suspend", "networkProvider"}
     assert known <= fields.keys()

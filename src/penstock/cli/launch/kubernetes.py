@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     launch_plan.add_arguments(parser)
     add_pod_arguments(parser)
-    add_fields(parser, RunSpec, "queue", "time_limit_s", "max_requeues", "doctor")
+    add_fields(parser, RunSpec, "queue", "time_limit_s", "max_requeues", "ttl_s", "doctor")
     add_fields(parser, PodSpec, "api", "required_topology", "preferred_topology", "network_policy")
     parser.add_argument("--code", type=Path, metavar="FOLDER", help="sources that are laid over the image")
     parser.add_argument(

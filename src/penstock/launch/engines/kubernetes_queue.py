@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from penstock.core.errors import PenstockError, UsageError, nearest
 from penstock.core.units import plural
 from penstock.launch.engines.kubernetes_api import ClusterConnection, Object, UnknownKind
+from penstock.launch.pods.patch import requests_of
 from penstock.launch.render.kubernetes import pod_of
 from penstock.launch.spec import RunSpec
 
@@ -31,9 +32,10 @@ def check_quota(spec: RunSpec, quota: QueueQuota | None) -> None:
     if quota is None:
         return
     pod = pod_of(spec)
-    wanted = {pod.device: str(spec.processes), "cpu": pod.cpu, "memory": pod.memory}
+    own = {pod.device: str(spec.processes), "cpu": pod.cpu, "memory": pod.memory}
+    wanted = {**requests_of(pod.patch), **{name: amount for name, amount in own.items() if amount}}
     for name, amount in wanted.items():
-        if not name or not amount or (name not in quota.amounts and name != pod.device):
+        if not name or (name not in quota.amounts and name != pod.device):
             continue
         needed, most = spec.nodes.most * quantity(amount), quota.amounts.get(name, 0.0)
         if needed > most:

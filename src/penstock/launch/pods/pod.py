@@ -12,6 +12,7 @@ from typing import Literal
 from penstock.core.errors import UsageError
 from penstock.core.limits import Limit, check_limits, limited
 from penstock.launch.pod_networks import DOMAIN, NAME, PREFIX, PROVIDERS, RESOURCE, PodNetwork
+from penstock.launch.pods.patch import QUANTITY
 
 OWN_PATHS = ("/tmp", "/cache", "/dev/shm", "/etc/penstock", "/etc/penstock-code")
 """What every pod has besides its claims; see render/pod_template.py."""
@@ -35,7 +36,7 @@ _DOMAIN = Limit(
     fix=_OBJECT_FIX,
 )
 _QUANTITY = Limit(
-    pattern=r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]i?|Ki)?",
+    pattern=QUANTITY,
     longest=32,
     says="a Kubernetes quantity",
     fix="Example: 64Gi.",
@@ -144,6 +145,8 @@ class PodSpec:
     none: no policy is made, for instance because you have no right to."""
     open_ports: tuple[int, ...] = ()
     """Ports that others may reach, such as that of metrics."""
+    patch: str = ""
+    """Further fields of the pods, as JSON, which is checked when it is merged (launch/pods/patch.py)."""
 
     def __post_init__(self) -> None:
         if not self.image or not self.image.isprintable() or " " in self.image:

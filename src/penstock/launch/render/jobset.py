@@ -170,6 +170,7 @@ def jobset_spec(spec: RunSpec, pod: PodSpec, attachment: Attachment, *, job_labe
     if job_labels:
         replicated["template"]["metadata"] = {"labels": job_labels}
     return {
+        **({"ttlSecondsAfterFinished": math.ceil(spec.ttl_s)} if spec.ttl_s else {}),
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "failurePolicy": {
             "maxRestarts": spec.max_requeues,
@@ -239,4 +240,7 @@ def settings_of_jobset(spec: RunSpec) -> list[Setting]:
         value = str(math.ceil(spec.time_limit_s))
         reason = "--time-limit: all pods save, and start again; Kueue keeps their admission"
         found.append(Setting(name="activeDeadlineSeconds", value=value, reason=reason))
+    if spec.ttl_s:
+        reason = "--ttl: the job, its objects and its pods' logs are deleted so long after the end"
+        found.append(Setting(name="ttlSecondsAfterFinished", value=str(math.ceil(spec.ttl_s)), reason=reason))
     return found

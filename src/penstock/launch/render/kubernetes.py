@@ -64,7 +64,7 @@ def pod_of(spec: RunSpec) -> PodSpec:
 
 def config_map(spec: RunSpec, pod: PodSpec) -> Object:
     """Return the ConfigMap with the specification and the recipe, which pods read."""
-    bare = replace(spec, pod=replace(pod, recipe=""))
+    bare = replace(spec, pod=replace(pod, recipe="", patch=""))
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

@@ -10,6 +10,7 @@ own), a read-only root, no token of the API. What a process writes is in volumes
     claims                where --volume mounts them
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from penstock.core.errors import UsageError
 from penstock.core.network.settings import Setting
 from penstock.core.units import parse_count
 from penstock.launch.pod_networks import Attachment
+from penstock.launch.pods.patch import merged, read_patch
 from penstock.launch.pods.pod import PodSpec
 from penstock.launch.spec import Secret
 
@@ -66,6 +68,9 @@ def pod_template(
     component: str = TRAINER,
 ) -> Object:
     """Return a pod template.
+
+    Raises:
+        UsageError: a secret is a variable of this shell, or the patch gives what an option has set.
 
     Args:
         container: what its container has besides: name, command, ports, probes.
@@ -125,7 +130,7 @@ def pod_template(
     metadata: Object = {"labels": labels_of(name, component)}
     if annotations:
         metadata["annotations"] = annotations
-    return {"metadata": metadata, "spec": spec}
+    return merged({"metadata": metadata, "spec": spec}, pod.patch)
 
 
 def escaped(text: str) -> str:
@@ -244,6 +249,11 @@ def settings_of_pod(pod: PodSpec, *, num_devices: int) -> list[Setting]:
         found.append(
             Setting(name="code", value=pod.code.address or code_name(pod.code.sha256), reason=reason)
         )
+    for part, fields in read_patch(pod.patch).items():
+        found += [
+            Setting(name=f"{part}.{name}", value=json.dumps(value), reason="--pod-patch")
+            for name, value in fields.items()
+        ]
     if pod.networks:
         reason = "each pod checks that it has them, and derives NCCL's and gloo's variables there"
         shown = ",".join(network.place for network in pod.networks)

@@ -6,6 +6,7 @@ before the signal; then running answers end within the drain, which is shorter t
 
 import math
 import re
+from collections.abc import Mapping
 
 from penstock.core.errors import UsageError
 from penstock.core.network.settings import Setting
@@ -168,11 +169,18 @@ def _inference_service(spec: ServingSpec, template: Object) -> Object:
             "predictor": {
                 "minReplicas": spec.replicas.least,
                 "maxReplicas": spec.replicas.most,
-                **{key: value for key, value in template["metadata"].items() if key == "annotations"},
+                **_beyond(template["metadata"], labels_of(spec.name, SERVER)),
                 **pods,
             }
         },
     }
+
+
+def _beyond(metadata: Object, own: Mapping[str, str]) -> Object:
+    """Return annotations and labels of pods without those that KServe takes from the InferenceService."""
+    labels = {name: value for name, value in metadata["labels"].items() if name not in own}
+    found = {"annotations": metadata.get("annotations"), "labels": labels}
+    return {key: values for key, values in found.items() if values}
 
 
 def _settings(spec: ServingSpec) -> list[Setting]:
