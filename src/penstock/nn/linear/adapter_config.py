@@ -28,7 +28,24 @@ MAX_RANK = 512
 GROUP = 32
 """Inputs that share a scale in a matrix of 4 bits."""
 
-_GROUPS = {"all": LINEAR_LAYERS, "attention": ATTENTION, "mlp": MLP}
+_GROUPS = {
+    "all": LINEAR_LAYERS,
+    "all-linear": LINEAR_LAYERS,
+    "attention": ATTENTION,
+    "self_attn": ATTENTION,
+    "mlp": MLP,
+}
+"""Groups of layers; those with a hyphen or an underscore are PEFT's and Hugging Face's names."""
+_OF_HUGGING_FACE = {
+    "q_proj": "query",
+    "k_proj": "key",
+    "v_proj": "value",
+    "o_proj": "output",
+    "gate_proj": "gate",
+    "up_proj": "up",
+    "down_proj": "down",
+    "lm_head": OUTPUT_MATRIX,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +92,7 @@ def layers_named(wanted: str | tuple[str, ...], *, key: str) -> tuple[str, ...]:
     """Return the layers that a group or a list of names stands for, in the order of a forward pass.
 
     Groups are "all", "attention" and "mlp", of the blocks. The output matrix is named by itself, or in a list
-    with others.
+    with others. A name may also be the one of Hugging Face, such as `q_proj`, or PEFT's `all-linear`.
 
     Args:
         key: name of the setting, for messages.
@@ -87,16 +104,19 @@ def layers_named(wanted: str | tuple[str, ...], *, key: str) -> tuple[str, ...]:
     (('query', 'key', 'value', 'output'), ('query', 'up'))
     >>> layers_named(("unembed", "mlp"), key="layers")
     ('gate', 'up', 'down', 'unembed')
+    >>> layers_named(("v_proj", "query", "lm_head"), key="layers")
+    ('query', 'value', 'unembed')
     """
-    names = (wanted,) if isinstance(wanted, str) else wanted
+    given = (wanted,) if isinstance(wanted, str) else wanted
     known = (*LINEAR_LAYERS, OUTPUT_MATRIX)
-    for name in names:
-        if name not in known and name not in _GROUPS:
+    for name in given:
+        if name not in known and name not in _GROUPS and name not in _OF_HUGGING_FACE:
             raise ConfigError(
                 f"{key} names a layer that the model does not have",
                 got=name,
-                fix=nearest(name, [*known, *_GROUPS]),
+                fix=nearest(name, [*known, *_GROUPS, *_OF_HUGGING_FACE]),
             )
+    names = [_OF_HUGGING_FACE.get(name, name) for name in given]
     if not names:
         raise ConfigError(f"{key} names no layer", got=list(names), fix='Name some, or write "all".')
     found = {layer for name in names for layer in _GROUPS.get(name, (name,))}

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, get_args, get_type_hints
 
 from penstock.core.config import UnknownKey
 from penstock.core.errors import ConfigError
@@ -54,7 +54,12 @@ NAMES: Final[dict[str, str]] = {
     "parallel.context": "cp cp_size context_parallel context_parallel_size context_parallel_degree",
     "recompute.policy": "activation_checkpointing activation_checkpoint gradient_checkpointing"
                         " checkpoint_activations",
-    "compute": "dtype bf16 fp16 precision mixed_precision amp",
+    "compute": "dtype torch_dtype bf16 fp16 precision mixed_precision amp",
+    "tune.method": "adapter peft_type use_dora use_rslora",
+    "tune.rank": "lora_r r lora_rank",
+    "tune.alpha": "lora_alpha",
+    "tune.layers": "target_modules lora_target_modules lora_target_linear lora_modules",
+    "tune.base": "load_in_8bit load_in_4bit",
     "run": "train training trainer",
     "optim": "optimizer adam adamw",
     "schedule": "scheduler lr_scheduler",
@@ -98,8 +103,8 @@ def _keys() -> Iterator[str]:
     """Yield all keys of a recipe's sections."""
     for name, kind in get_type_hints(TrainConfig).items():
         yield name
-        if dataclasses.is_dataclass(kind):
-            yield from (f"{name}.{field.name}" for field in _fields(kind))
+        for section in filter(dataclasses.is_dataclass, (kind, *get_args(kind))):
+            yield from (f"{name}.{field.name}" for field in _fields(section))
 
 
 def _fields(kind: Any) -> tuple["dataclasses.Field[Any]", ...]:  # Any: a class, known only at run time

@@ -31,8 +31,9 @@ class TuneConfig:
     """Scale of an adapter, divided by rank, or by its root with rslora. Twice the rank is usual."""
     layers: tuple[str, ...] | str = "all"
     """Layers with an adapter: "all" linear ones of the blocks, "attention", "mlp", or a list of these or of
-    query, key, value, output, gate, up, down and unembed, the output matrix (lm_head). All of the blocks
-    learn more than attention alone, also at the same number of parameters."""
+    query, key, value, output, gate, up, down and unembed, the output matrix. Hugging Face's names, such as
+    q_proj and lm_head, are read too. All of the blocks learn more than attention alone, also at the same
+    number of parameters."""
     base: BaseWeights = "compute"
     """Storage of the frozen weights of the blocks' adapted layers. compute: the dtype of the recipe's
     `compute`. int8, int4: rounded as `penstock serve --weights` does, so that the adapter fits the model that
