@@ -156,7 +156,7 @@ def select(
             raise ModelError(
                 f"{tensor.name} in {folder} is quantised, and nothing says how",
                 got=tensor.dtype,
-                fix="Use the model's bf16 or fp32 folder.",
+                fix="Use the model's bfloat16 or float32 folder.",
             )
         if tensor.shape != shapes[ours]:
             raise ModelError(

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.options import add_fields, add_ignore_key, fields_of, ignored_keys
 from penstock.cli.progress import Display
 from penstock.cli.streams import warn
+from penstock.core.dtypes import dtype_name
 from penstock.core.errors import UsageError
 from penstock.core.files import write_atomic
 from penstock.engine.config import EngineConfig
@@ -85,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     text.add_argument(
         "--compute",
+        type=dtype_name,
         choices=("float32", "bfloat16"),
         help="dtype of the computation; default: that of the run's recipe, else float32",
     )

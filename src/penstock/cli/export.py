@@ -6,7 +6,7 @@ tunes an adapter, the adapter is written, or its model with --merge, which also 
 
 example:
   penstock export runs/first --step 2000 --out exported
-  penstock export runs/first --out exported --dtype bf16
+  penstock export runs/first --out exported --dtype float32
   penstock export runs/tuned --out adapter             # for `penstock serve BASE --adapter NAME=adapter`
   penstock export runs/tuned --merge --out merged
   python -c "from transformers import pipeline; print(pipeline('text-generation', 'exported')('Water'))"
@@ -25,12 +25,10 @@ from penstock.checkpoint.layout import Meta
 from penstock.checkpoint.start import find_start, text_folder
 from penstock.cli.options import add_ignore_key, ignored_keys
 from penstock.cli.streams import warn
+from penstock.core.dtypes import dtype_name
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import TOKENIZER_FILE
 from penstock.core.units import mib, si
-
-_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
-"""Value of --dtype -> name in torch."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, required=True, metavar="DIR", help="new folder; never overwritten"
     )
     parser.add_argument(
-        "--dtype", choices=_DTYPES, help="dtype of the written weights; default: bf16; of adapters, theirs"
+        "--dtype",
+        type=dtype_name,
+        choices=("bfloat16", "float32"),
+        help="dtype of the written weights; default: bfloat16; of adapters, theirs",
     )
     add_ignore_key(parser)
 
@@ -158,7 +159,7 @@ def _export_model(arguments: argparse.Namespace, *, merges: bool) -> int:
         model, tokenizer_path = open_model(
             arguments.checkpoint, step=arguments.step, ignored_keys=ignored_keys(arguments)
         )
-    dtype = arguments.dtype or "bf16"
+    dtype = arguments.dtype or "bfloat16"
     files: dict[str, str] = {}
     eos_id: int | list[int] | None = None
     if tokenizer_path is None:
@@ -171,7 +172,7 @@ def _export_model(arguments: argparse.Namespace, *, merges: bool) -> int:
         model.state_dict(),
         model.config,
         arguments.out,
-        dtype=getattr(torch, _DTYPES[dtype]),
+        dtype=getattr(torch, dtype),
         eos_id=eos_id,
         extra_files=files,
     )

@@ -20,6 +20,7 @@ import numpy as np
 
 from penstock.core.arrays import Int64
 from penstock.core.checks import at_least, check_divisible, check_text, whole_number
+from penstock.core.dtypes import dtype_name
 from penstock.core.errors import ConfigError, UsageError, nearest
 from penstock.data.collate import FIELDS
 from penstock.data.corpus.corpus import Corpus
@@ -634,6 +635,7 @@ def check_fields(fields: Sequence[str], corpora: Iterable[Corpus]) -> tuple[str,
 
 def check_dtype(dtype: str) -> np.dtype[np.int64] | np.dtype[np.int32]:
     """Return the numpy type of a `dtype` argument."""
+    dtype = dtype_name(dtype)
     if dtype not in ("int64", "int32"):
         raise ConfigError("dtype has no such choice", got=dtype, fix="Known: int32, int64.")
     return np.dtype(np.int64) if dtype == "int64" else np.dtype(np.int32)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from penstock.core.checks import check_whole, is_number
+from penstock.core.dtypes import dtype_name
 from penstock.core.errors import ConfigError
 
 Weights = Literal["stored", "auto", "float32", "bfloat16", "int8", "int4", "float8"]
@@ -98,6 +99,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for values that no engine can be built with."""
+        if isinstance(self.weights, str):
+            object.__setattr__(self, "weights", dtype_name(self.weights))
         for name in ("tensor_parallel", "max_sequences", "block_size", "num_drafts"):
             check_whole(name, getattr(self, name), 1, fix="Leave it out for the default.")
         for name in ("tokens_per_step", "max_context"):

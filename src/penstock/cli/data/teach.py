@@ -10,6 +10,7 @@ from pathlib import Path
 
 from penstock.cli.options import add_ignore_key, ignored_keys
 from penstock.cli.progress import Display
+from penstock.core.dtypes import dtype_name
 from penstock.core.errors import ConfigError, UsageError
 
 EPILOG = """\
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens that the teacher sees at once; default: its context, at most 4096")  # fmt: skip
     add(
         "--compute",
+        type=dtype_name,
         choices=("float32", "bfloat16"),
         default="float32",
         help="dtype of the teacher's computation; default: float32",

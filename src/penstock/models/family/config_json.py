@@ -40,7 +40,9 @@ def config_of(raw: Mapping[str, Any], *, ignored_keys: Collection[str] = ()) -> 
     ignored = [name for name in ignored_keys if _has(raw, name)]
     raw = {**family.defaults, **_without(raw, ignored, family)}
     if raw.get("quantization_config"):
-        raise ModelError("Quantised weights cannot be opened", fix="Use the model's bf16 or fp32 folder.")
+        raise ModelError(
+            "Quantised weights cannot be opened", fix="Use the model's bfloat16 or float32 folder."
+        )
     if raw["hidden_act"] not in ("silu", "swish"):
         raise ModelError(
             "hidden_act must be silu", got=raw["hidden_act"], fix="Only decoders with SwiGLU can be opened."
