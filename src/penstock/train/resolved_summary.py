@@ -130,6 +130,9 @@ def shown_changes(config: TrainConfig) -> list[str]:
     """Return what differs from the recipe as written, in words: a shortened schedule, planned changes."""
     fitted = shortened(config.schedule, steps=config.run.steps)
     lines = [fitted] if fitted else []
+    if config.schedule.warmup_ratio and not fitted:
+        steps = config.schedule.fitted(config.run.steps).warmup_steps
+        lines.append(f"Warm-up takes {steps:,} of the {config.run.steps:,} steps")
     for planned in plan(config.data):
         entry, said = planned.entry, []
         if entry.weights is not None:

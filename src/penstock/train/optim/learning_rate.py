@@ -1,4 +1,4 @@
-"""Learning rate schedules: cosine, warmup-stable-decay, constant; fitted to short runs."""
+"""Learning rate schedules: cosine, linear, warmup-stable-decay, constant; fitted to short runs."""
 
 import math
 
@@ -18,9 +18,11 @@ def learning_rate(step: int, *, peak: float, steps: int, schedule: ScheduleConfi
     if step < schedule.warmup_steps:
         return peak * (step + 1) / schedule.warmup_steps
     floor = peak * schedule.final_share
+    done = (step - schedule.warmup_steps) / max(1, steps - schedule.warmup_steps)
     if schedule.rule == "cosine":
-        done = (step - schedule.warmup_steps) / max(1, steps - schedule.warmup_steps)
         return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * done))
+    if schedule.rule == "linear":
+        return floor + (peak - floor) * (1 - done)
     if schedule.rule == "wsd" and step >= steps - schedule.decay_steps:
         left = (steps - step) / schedule.decay_steps
         return floor + (peak - floor) * left
@@ -33,8 +35,8 @@ def shortened(schedule: ScheduleConfig, *, steps: int) -> str:
     >>> shortened(ScheduleConfig(warmup_steps=50), steps=12)
     'Warm-up takes 6 of the 12 steps instead of 50'
     """
-    fitted = schedule.fitted(steps)
-    if fitted is schedule:
+    schedule, fitted = schedule.in_steps(steps), schedule.fitted(steps)
+    if fitted == schedule:
         return ""
     if schedule.rule != "wsd" or not schedule.decay_steps:
         return (

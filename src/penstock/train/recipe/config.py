@@ -82,21 +82,43 @@ class RunConfig:
 class ScheduleConfig:
     """Learning rate schedule."""
 
-    rule: Literal["cosine", "wsd", "constant"] = "cosine"
-    """cosine; wsd: warm up, stay, decay linearly (Hu et al., "MiniCPM", 2024); constant."""
+    rule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    """Course after the warm-up. cosine; linear: falls in equal steps to the end; wsd: stays, then decays
+    linearly (Hu et al., "MiniCPM", 2024); constant."""
     warmup_steps: int = 0
     """Steps of linear warm-up. If warm-up and decay exceed run.steps, they take half of them, in the same
     ratio."""
+    warmup_ratio: float = 0.0
+    """Warm-up as a share of run.steps, rounded up, instead of warmup_steps."""
     decay_steps: int = 0
     """wsd only: steps of the final linear decay."""
     final_share: float = 0.1
-    """Final learning rate, as a share of the peak."""
+    """Final learning rate, as a share of the peak; transformers and TRL end at 0."""
 
     def __post_init__(self) -> None:
         at_least(0, "schedule.warmup_steps", self.warmup_steps)
         at_least(0, "schedule.decay_steps", self.decay_steps)
+        if not 0 <= self.warmup_ratio <= 1:
+            raise ConfigError("schedule.warmup_ratio must be between 0 and 1", got=self.warmup_ratio)
+        if self.warmup_ratio and self.warmup_steps:
+            raise ConfigError(
+                "schedule.warmup_steps and schedule.warmup_ratio are both given",
+                got=f"{self.warmup_steps} and {self.warmup_ratio}",
+                fix="Leave one of them out.",
+            )
         if not 0 <= self.final_share <= 1:
             raise ConfigError("schedule.final_share must be between 0 and 1", got=self.final_share)
+
+    def in_steps(self, steps: int) -> "ScheduleConfig":
+        """Return the schedule with its warm-up in steps.
+
+        >>> ScheduleConfig(warmup_ratio=0.1).in_steps(30).warmup_steps
+        3
+        """
+        if not self.warmup_ratio:
+            return self
+        warmup = math.ceil(round(self.warmup_ratio * steps, 6))  # 0.1 * 30 is a little above 3
+        return replace(self, warmup_steps=warmup, warmup_ratio=0.0)
 
     def fitted(self, steps: int) -> "ScheduleConfig":
         """Return the schedule for a run: warm-up and decay that exceed it take half of its steps.
@@ -107,12 +129,13 @@ class ScheduleConfig:
         >>> short.warmup_steps, short.decay_steps
         (1, 5)
         """
-        ramps = self.warmup_steps + (self.decay_steps if self.rule == "wsd" else 0)
+        whole = self.in_steps(steps)
+        ramps = whole.warmup_steps + (whole.decay_steps if whole.rule == "wsd" else 0)
         if ramps <= steps:
-            return self
+            return whole
         half = steps // 2
-        warmup = min(half, max(1, round(half * self.warmup_steps / ramps))) if self.warmup_steps else 0
-        return replace(self, warmup_steps=warmup, decay_steps=half - warmup)
+        warmup = min(half, max(1, round(half * whole.warmup_steps / ramps))) if whole.warmup_steps else 0
+        return replace(whole, warmup_steps=warmup, decay_steps=half - warmup)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

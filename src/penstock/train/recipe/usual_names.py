@@ -19,8 +19,8 @@ NAMES: Final[dict[str, str]] = {
     "optim.weight_decay": "wd decay",
     "optim.clip_norm": "grad_clip clip_grad gradient_clip_val gradient_clipping max_grad_norm max_norm",
     "schedule.rule": "lr_schedule lr_scheduler lr_scheduler_type scheduler lr_decay_style",
-    "schedule.warmup_steps": "warmup warmup_iters num_warmup_steps lr_warmup_steps lr_warmup_iters"
-                             " warmup_ratio",
+    "schedule.warmup_steps": "warmup warmup_iters num_warmup_steps lr_warmup_steps lr_warmup_iters",
+    "schedule.warmup_ratio": "warmup_fraction lr_warmup_fraction warmup_proportion",
     "schedule.final_share": "min_lr min_lr_ratio lr_min eta_min",
     "run.steps": "max_steps num_steps total_steps train_steps training_steps max_iters train_iters"
                  " num_iterations epochs num_epochs max_epochs num_train_epochs n_epochs",

@@ -3,14 +3,18 @@
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.optimization import get_scheduler
 
+from penstock.core.errors import ConfigError
 from penstock.train.optim.learning_rate import learning_rate, shortened
 from penstock.train.recipe.config import ScheduleConfig
 from tests.examples import examples
 
 PEAK, STEPS = 0.5, 100
+RULES = ["cosine", "linear", "wsd", "constant"]
 
 
 def rates(**schedule: object) -> list[float]:
@@ -18,7 +22,7 @@ def rates(**schedule: object) -> list[float]:
     return [learning_rate(step, peak=PEAK, steps=STEPS, schedule=config) for step in range(STEPS)]
 
 
-@pytest.mark.parametrize("rule", ["cosine", "wsd", "constant"])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("warmup", [1, 7, 99])
 def test_a_warm_up_rises_in_equal_steps_to_the_peak(rule: str, warmup: int) -> None:
     found = rates(rule=rule, warmup_steps=warmup)[:warmup]
@@ -55,14 +59,14 @@ def test_a_constant_rate_is_constant_and_knows_no_decay() -> None:
 
 
 def test_one_step_in_all_is_taken_at_the_peak() -> None:
-    for rule in ("cosine", "wsd", "constant"):
+    for rule in RULES:
         schedule = ScheduleConfig(rule=rule)  # type: ignore[arg-type]
         assert learning_rate(0, peak=PEAK, steps=1, schedule=schedule) == PEAK
 
 
 @given(
     steps=st.integers(1, 300),
-    rule=st.sampled_from(["cosine", "wsd", "constant"]),
+    rule=st.sampled_from(RULES),
     warmup=st.integers(0, 3000),
     decay=st.integers(0, 12_000),
 )
@@ -81,7 +85,43 @@ def test_a_schedule_of_any_length_fits_any_run(steps: int, rule: str, warmup: in
     assert max(found) == PEAK
 
 
+@pytest.mark.parametrize(
+    ("rule", "ratio"), [("linear", 0.1), ("linear", 0.0), ("cosine", 0.03), ("linear", 1.0)]
+)
+def test_after_the_warm_up_rates_are_those_of_transformers(rule: str, ratio: float) -> None:
+    """Its warm-up begins at 0 and ours a step later, so that the first step learns."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=PEAK)
+    warmup = (
+        TrainingArguments(warmup_steps=ratio).get_warmup_steps(STEPS) if 0 < ratio < 1 else int(ratio * STEPS)
+    )
+    theirs = get_scheduler(rule, optimizer, num_warmup_steps=warmup, num_training_steps=STEPS)
+    expected = []
+    for _ in range(STEPS):
+        expected.append(theirs.get_last_lr()[0])
+        optimizer.step()
+        theirs.step()
+    found = rates(rule=rule, warmup_ratio=ratio, final_share=0.0)
+    assert found[warmup:] == pytest.approx(expected[warmup:])
+    assert found[: max(0, warmup - 1)] == pytest.approx(expected[1:warmup])
+
+
+@given(steps=st.integers(1, 3000), hundredths=st.integers(0, 100))
+@examples(100)
+def test_a_warm_up_by_ratio_is_rounded_up_to_steps(steps: int, hundredths: int) -> None:
+    in_steps = ScheduleConfig(warmup_ratio=hundredths / 100).in_steps(steps)
+    assert in_steps == ScheduleConfig(warmup_steps=-(-steps * hundredths // 100))
+
+
+def test_a_ratio_out_of_range_or_beside_steps_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"warmup_ratio must be between 0 and 1 \(got 3\.0\)"):
+        ScheduleConfig(warmup_ratio=3.0)
+    with pytest.raises(ConfigError, match=r"are both given.*Leave one of them out"):
+        ScheduleConfig(warmup_ratio=0.1, warmup_steps=5)
+
+
 def test_a_shortened_schedule_is_told() -> None:
+    assert shortened(ScheduleConfig(warmup_ratio=0.5), steps=3) == ""
     wsd = ScheduleConfig(rule="wsd", warmup_steps=50, decay_steps=200)
     assert shortened(wsd, steps=250) == ""
     assert shortened(wsd, steps=12) == "Warm-up and decay take 1 and 5 of the 12 steps instead of 50 and 200"
