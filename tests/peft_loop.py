@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
+from penstock.nn.linear.dropout import Dropout, token_keys
 from penstock.train.data_setup import train_loader
 from penstock.train.recipe.config import TrainConfig
 
@@ -39,7 +40,14 @@ def peft_model(recipe: TrainConfig) -> Any:  # Any: PeftModel
             target_modules=[
                 *(PROJECTIONS[name] for name in adapter.layers),
                 *(["lm_head"] if adapter.unembed else []),
-            ],
+            ]
+            if not adapter.pattern
+            else adapter.pattern,
+            layers_to_transform=list(adapter.blocks) or None,
+            exclude_modules=list(adapter.excluded) or None,
+            lora_dropout=adapter.dropout,
+            rank_pattern=dict(adapter.ranks),
+            alpha_pattern=dict(adapter.alphas),
             use_rslora=adapter.method == "rslora",
             use_dora=adapter.method == "dora",
             trainable_token_indices=dict.fromkeys(token_layers(recipe), new) if new else None,
@@ -57,7 +65,8 @@ def peft_names(recipe: TrainConfig) -> dict[str, str]:
     theirs = {name: rows.tensor for name, rows in recipe.model.stored_rows.items()}
     adapter = recipe.adapter
     if adapter is None:
-        return dict(theirs)
+        frozen = recipe.tune.frozen(recipe.model) if recipe.tune else ()
+        return {ours: name for ours, name in theirs.items() if ours not in frozen}
     found = {}
     for ours, name in theirs.items():
         if ours in ("embed.weight", "unembed.weight") and adapter.new_rows:
@@ -67,8 +76,10 @@ def peft_names(recipe: TrainConfig) -> dict[str, str]:
             )
             continue
         *_, layer, kind = ours.split(".")
-        in_block = ours.startswith("layers.") and kind == "weight" and layer in adapter.layers
-        if in_block or (ours == "unembed.weight" and adapter.unembed):
+        is_adapted = (
+            ours.startswith("layers.") and layer in adapter.layers and adapter.of(ours[: -len(".weight")])
+        )
+        if (kind == "weight" and is_adapted) or (ours == "unembed.weight" and adapter.unembed):
             for part, peft in _PARTS.items():
                 if part != "magnitude" or adapter.has_magnitudes:
                     where = f"base_model.model.{name.removesuffix('.weight')}.{peft}"
@@ -88,9 +99,12 @@ def peft_loop(
     model, names = peft_model(recipe), peft_names(recipe)
     theirs = dict(model.named_parameters())
     learned = {ours: theirs[name] for ours, name in names.items()}
+    for parameter in set(theirs.values()) - set(learned.values()):
+        parameter.requires_grad_(False)
     with torch.no_grad():
         for name, value in initial.items():
             learned[name].copy_(value)
+    masks = masked_by_hand(model)
     optim = recipe.optim
     groups = [
         {"params": [p for p in learned.values() if p.ndim > 1], "weight_decay": optim.weight_decay},
@@ -100,6 +114,10 @@ def peft_loop(
     losses, found = [], {}
     batches = iter(train_loader(recipe, rank=0, world_size=1, deliver="torch"))
     for batch in batches:
+        for mask in masks:
+            mask.keys = token_keys(
+                batch["sample_ids"], recipe.data.sequence_length, seed=recipe.run.seed, step=len(losses) + 1
+            )
         logits = model(
             batch["input_ids"], position_ids=batch["position_ids"], attention_mask=_mask(batch)
         ).logits
@@ -115,6 +133,33 @@ def peft_loop(
             break
     batches.close()
     return losses, found
+
+
+class MaskedByHand(torch.nn.Module):
+    """Takes the place of peft's dropout, with the masks of a run."""
+
+    keys: Tensor
+
+    def __init__(self, rate: float, layer: str) -> None:
+        super().__init__()
+        self.dropout = Dropout(rate, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = self.dropout.kept(self.keys, x.shape[-1])
+        return x * kept / (1 - self.dropout.num_dropped / 2**16)
+
+
+def masked_by_hand(model: Any) -> list[MaskedByHand]:  # Any: PeftModel
+    """Replace the dropout of a peft model's layers, in place."""
+    ours = {name: own for own, name in PROJECTIONS.items()}
+    found = []
+    for name, module in list(model.named_modules()):
+        if isinstance(module, torch.nn.Dropout) and ".lora_dropout." in name:
+            *_, block, owner, kind = name.partition(".lora_dropout")[0].split(".")
+            layer = f"layers.{block}.{owner.replace('self_attn', 'attention')}.{ours[kind]}"
+            found.append(MaskedByHand(module.p, layer))
+            model.set_submodule(name, found[-1])
+    return found
 
 
 def _mask(batch: dict[str, Tensor]) -> Tensor:

@@ -80,7 +80,7 @@ def adapters_of(tensors: Mapping[str, Tensor], config: AdapterConfig) -> dict[st
         layer: Adapter(
             tensors[f"{layer}.lora_a"],
             tensors[f"{layer}.lora_b"],
-            config.scale,
+            (config.of(layer) or config).scale,
             tensors.get(f"{layer}.magnitude"),
         )
         for layer in layers

@@ -16,11 +16,11 @@ metadata of the weights, where PEFT passes over it. An adapter for another base 
 """
 
 import json
-import math
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -38,7 +38,13 @@ from penstock.models.family.tensors import StoredRows
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.models.llama.tensor_slices import ALONE, Slice, TensorParallelRank, slice_of, sliced_config
-from penstock.nn.linear.adapter_config import MAX_RANK, OUTPUT_MATRIX, AdapterConfig, BaseWeights
+from penstock.nn.linear.adapter_config import (
+    LINEAR_LAYERS,
+    MAX_RANK,
+    OUTPUT_MATRIX,
+    AdapterConfig,
+    BaseWeights,
+)
 from penstock.nn.linear.lora import Adapter
 from penstock.nn.new_rows import NEW_ROWS, is_new_rows
 from penstock.nn.unfilled import unfilled
@@ -52,7 +58,7 @@ else:
 
 _CONFIG, _WEIGHTS, _PICKLED = ADAPTER_CONFIG, "adapter_model.safetensors", "adapter_model.bin"
 
-_READ = frozenset({"r", "lora_alpha", "use_rslora", "use_dora", "peft_type"})
+_READ = frozenset({"r", "lora_alpha", "use_rslora", "use_dora", "peft_type", "rank_pattern", "alpha_pattern"})
 _OF_NO_EFFECT = frozenset({
     "alora_invocation_string", "auto_mapping", "base_model_name_or_path", "corda_config",
     "ensure_weight_tying", "eva_config", "exclude_modules", "inference_mode", "kasa_config",
@@ -93,12 +99,13 @@ def read_adapter(
     """
     settings = read_settings(folder)
     found = _read_tensors(folder, config, place=place, base_hash=base_hash)
-    shapes, scale = _shapes(config, place), _scale(settings)
+    shapes, of_layers = _shapes(config, place), _patterns(settings)
+    adapters = {}
     for name, parts in found.items():
-        _check_parts(folder, name, parts, settings, shapes[name])
-    return {
-        name: Adapter(parts["A"], parts["B"], scale, parts.get("magnitude")) for name, parts in found.items()
-    }
+        own = of_layers.of_stored(config.stored_rows[f"{name}.weight"].tensor.removesuffix(".weight"))
+        _check_parts(folder, name, parts, own, shapes[name])
+        adapters[name] = Adapter(parts["A"], parts["B"], _scale(own, settings), parts.get("magnitude"))
+    return adapters
 
 
 def read_new_rows(folder: Path, config: LlamaConfig) -> dict[str, Tensor]:
@@ -188,7 +195,7 @@ def save_adapter(
     check_new(folder)
     layout = model.stored_rows
     content: dict[str, Tensor] = {}
-    modules: dict[str, dict[str, dict[str, Tensor]]] = {}
+    modules: dict[str, _Parts] = {}
     token_indices: dict[str, list[int]] = {}
     for name, tensor in tensors.items():
         layer, _, part = name.rpartition(".")
@@ -198,24 +205,30 @@ def save_adapter(
             token_indices[module.rpartition(".")[2]] = [*range(first, model.vocab_size)]
             content[f"base_model.model.{module}.{_TOKEN_ROWS}"] = tensor.detach().cpu().contiguous()
             continue
-        modules.setdefault(module, {}).setdefault(layer, {})[part] = tensor.detach().cpu()
-    folds = max((len(parts) for parts in modules.values()), default=1)
+        own = adapter.of(layer) or adapter
+        modules.setdefault(module, {}).setdefault(layer, (own, {}))[1][part] = tensor.detach().cpu()
+    rank = _rank_of_all(modules) if any(len(parts) > 1 for parts in modules.values()) else None
+    owned: dict[str, AdapterConfig] = {}
     for module, parts in modules.items():
-        stored = _stored_adapter({layout[f"{layer}.weight"]: pair for layer, pair in parts.items()}, folds)
+        by_rows = {layout[f"{layer}.weight"]: part for layer, part in parts.items()}
+        owned[module], stored = _stored_adapter(by_rows, rank)
         content |= {f"base_model.model.{module}.{_PARTS[part]}": one for part, one in stored.items()}
-    alpha = adapter.alpha * (math.sqrt(folds) if adapter.method == "rslora" else folds)
-    alpha = int(alpha) if alpha == int(alpha) else alpha
+    common = adapter if rank is None else next(iter(owned.values()))
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "inference_mode": True,
-        "r": adapter.rank * folds,
-        "lora_alpha": alpha,
-        "lora_dropout": 0.0,
+        "r": common.rank,
+        "lora_alpha": _plain(common.alpha),
+        "lora_dropout": adapter.dropout,
         "use_rslora": adapter.method == "rslora",
         "use_dora": adapter.has_magnitudes,
-        "target_modules": list(dict.fromkeys(module.rpartition(".")[2] for module in modules)),
+        "target_modules": _targets(modules, model),
+        "rank_pattern": {name: own.rank for name, own in owned.items() if own.rank != common.rank},
+        "alpha_pattern": {
+            name: _plain(own.alpha) for name, own in owned.items() if own.alpha != common.alpha
+        },
         "bias": "none",
         "fan_in_fan_out": False,
         "init_lora_weights": True,
@@ -231,31 +244,60 @@ def save_adapter(
             (temporary / name).write_text(text, encoding="utf-8")
 
 
-def _stored_adapter(parts: Mapping[StoredRows, Mapping[str, Tensor]], folds: int) -> dict[str, Tensor]:
+_Parts = dict[str, tuple[AdapterConfig, dict[str, Tensor]]]
+"""Adapted layers of a stored matrix: name -> the layer's adapter, and its tensors."""
+
+
+def _rank_of_all(modules: Mapping[str, _Parts]) -> int:
+    """Return the largest rank of a stored matrix, whose layers' ranks add up."""
+    return max(sum(own.rank for own, _ in parts.values()) for parts in modules.values())
+
+
+def _stored_adapter(
+    parts: Mapping[StoredRows, tuple[AdapterConfig, Mapping[str, Tensor]]], rank: int | None
+) -> tuple[AdapterConfig, dict[str, Tensor]]:
     """Return the adapter of a stored matrix, given those of the parts of it that are layers of ours.
 
     A has the layers' own A, one below the other. B has the B of a layer in the layer's rows and columns, and
-    zeros elsewhere. A folder has one rank, so each module gets that of the module with the most layers.
+    zeros elsewhere.
 
     Args:
-        parts: place of each layer -> "lora_a" [r, inputs], "lora_b" [outputs, r], "magnitude" [outputs].
-        folds: the most adapted layers of any stored matrix.
+        parts: place of each layer -> its adapter, and "lora_a" [r, inputs], "lora_b" [outputs, r], "magnitude"
+            [outputs].
+        rank: filled up to with zeros, because some readers know one rank for a folder; None: its own.
     """
-    (first, *_) = parts.values()
-    (rank, inputs), (rows, *_) = first["lora_a"].shape, parts
+    ((first, like), *_), (rows, *_) = parts.values(), parts
+    rank = rank or first.rank
+    alpha = first.scale * (math.sqrt(rank) if first.method == "rslora" else rank)
+    own = first if rank == first.rank else replace(first, rank=rank, alpha=alpha)
     stored = {
-        "lora_a": first["lora_a"].new_zeros(folds * rank, inputs),
-        "lora_b": first["lora_b"].new_zeros(rows.num_rows, folds * rank),
+        "lora_a": like["lora_a"].new_zeros(rank, like["lora_a"].shape[1]),
+        "lora_b": like["lora_b"].new_zeros(rows.num_rows, rank),
     }
-    if "magnitude" in first:
-        stored["magnitude"] = first["magnitude"].new_zeros(rows.num_rows)
-    for index, (place, pair) in enumerate(parts.items()):
-        here, columns = torch.tensor(place.rows), slice(index * rank, (index + 1) * rank)
+    if "magnitude" in like:
+        stored["magnitude"] = like["magnitude"].new_zeros(rows.num_rows)
+    at = 0
+    for place, (part, pair) in parts.items():
+        here, columns = torch.tensor(place.rows), slice(at, at + part.rank)
         stored["lora_a"][columns] = pair["lora_a"]
-        stored["lora_b"][here, columns] = pair["lora_b"]
+        stored["lora_b"][here, columns] = pair["lora_b"] * (part.scale / first.scale)
         if "magnitude" in pair:
             stored["magnitude"][here] = pair["magnitude"]
-    return stored
+        at += part.rank
+    return own, stored
+
+
+def _plain(number: float) -> float:
+    return int(number) if number == int(number) else number
+
+
+def _targets(modules: Collection[str], model: LlamaConfig) -> list[str]:
+    """Return PEFT's names of adapted layers: last parts if all layers that have them are adapted."""
+    every = [stored.tensor.removesuffix(".weight") for stored in model.stored_rows.values()]
+    short = {name.rpartition(".")[2] for name in modules}
+    if all(name in modules for name in every if name.rpartition(".")[2] in short):
+        return list(dict.fromkeys(name.rpartition(".")[2] for name in modules))
+    return list(modules)
 
 
 def _read_tensors(
@@ -347,12 +389,32 @@ def _where_an_adapter_may_be(folder: Path) -> str:
 
 
 def _check_numbers(path: Path, settings: Mapping[str, Any]) -> None:
-    rank, alpha = settings.get("r"), settings.get("lora_alpha")
-    if type(rank) is not int or not 1 <= rank <= MAX_RANK:
-        raise ModelError(f"{path}: r must be a whole number from 1 to {MAX_RANK}", got=rank, fix=_PLAIN)
-    # An int of JSON may be larger than any float.
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= sys.float_info.max:
-        raise ModelError(f"{path}: lora_alpha must be a finite number", got=alpha, fix="Save it again.")
+    ranks, alphas = _table(path, settings, "rank_pattern"), _table(path, settings, "alpha_pattern")
+    for name, rank in (("r", settings.get("r")), *(("rank_pattern", rank) for rank in ranks)):
+        if type(rank) is not int or not 1 <= rank <= MAX_RANK:
+            raise ModelError(
+                f"{path}: {name} must be a whole number from 1 to {MAX_RANK}", got=rank, fix=_PLAIN
+            )
+    for name, alpha in (("lora_alpha", settings.get("lora_alpha")), *(("alpha_pattern", a) for a in alphas)):
+        # An int of JSON may be larger than any float.
+        is_number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
+        if not is_number or not abs(alpha) <= sys.float_info.max:
+            raise ModelError(f"{path}: {name} must be a finite number", got=alpha, fix="Save it again.")
+
+
+def _table(path: Path, settings: Mapping[str, Any], key: str) -> list[Any]:
+    """Return the values of a table of patterns.
+
+    Raises:
+        ModelError: it is no table, or a key is no regular expression.
+    """
+    table = settings.get(key) or {}
+    try:
+        if isinstance(table, dict) and all(re.compile(pattern) for pattern in table):
+            return list(table.values())
+    except re.error:
+        pass
+    raise ModelError(f"{path}: {key} must be a table of regular expressions", got=table, fix=_PLAIN)
 
 
 def _fitting(file: Any, name: str, stored: StoredRows, folder: Path) -> Sequence[int]:  # Any: as above
@@ -410,18 +472,28 @@ def _shapes(config: LlamaConfig, place: TensorParallelRank) -> dict[str, tuple[i
     return {**shapes, OUTPUT_MATRIX: (config.vocab_size, config.hidden_size)}
 
 
-def _scale(settings: Mapping[str, Any]) -> float:
-    rank: int = settings["r"]
-    scale: float = settings["lora_alpha"] / (math.sqrt(rank) if settings.get("use_rslora") else rank)
-    return scale
+def _patterns(settings: Mapping[str, Any]) -> AdapterConfig:
+    """Return the rank and the alpha of every layer, of which the tensors say whether it is adapted."""
+    return AdapterConfig(
+        method="dora" if settings.get("use_dora") else "lora",
+        rank=settings["r"],
+        alpha=settings["lora_alpha"],
+        layers=LINEAR_LAYERS,
+        unembed=True,
+        ranks=tuple((settings.get("rank_pattern") or {}).items()),
+        alphas=tuple((settings.get("alpha_pattern") or {}).items()),
+    )
+
+
+def _scale(own: AdapterConfig, settings: Mapping[str, Any]) -> float:
+    return own.alpha / (math.sqrt(own.rank) if settings.get("use_rslora") else own.rank)
 
 
 def _check_parts(
-    folder: Path, name: str, pair: Mapping[str, Tensor], settings: Mapping[str, Any], shape: tuple[int, int]
+    folder: Path, name: str, pair: Mapping[str, Tensor], own: AdapterConfig, shape: tuple[int, int]
 ) -> None:
-    rank: int = settings["r"]
-    expected: dict[str, tuple[int, ...]] = {"A": (rank, shape[1]), "B": (shape[0], rank)}
-    if settings.get("use_dora"):
+    expected: dict[str, tuple[int, ...]] = {"A": (own.rank, shape[1]), "B": (shape[0], own.rank)}
+    if own.has_magnitudes:
         expected["magnitude"] = (shape[0],)
     shapes = {which: tuple(tensor.shape) for which, tensor in pair.items()}
     if shapes != expected:

@@ -32,14 +32,16 @@ _SPELLED = {dtype: name for name, dtype in DTYPES.items()}
 def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return every tensor that a resumed run needs; the live ones, so that loading into them is enough.
 
-    The optimizer's hyperparameters are not among them: they come from the recipe. Neither are frozen
-    parameters, which are read again from where the run started.
+    The optimizer's hyperparameters are not among them: they come from the recipe. Neither are parameters that
+    an adapter freezes, which are read again from where the run started.
     """
     if not optimizer.state:
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict  # a second
 
         get_optimizer_state_dict(model, optimizer)  # creates the moments that the first step would create
-    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    frozen = set()
+    if getattr(model, "has_adapters", False):
+        frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     return {
         **{f"{MODEL}{name}": t for name, t in model.state_dict().items() if name not in frozen},
         **dict(_moments(model, optimizer)),

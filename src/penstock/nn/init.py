@@ -2,8 +2,8 @@
 
 A generator fills a tensor in one order, so its values on a rank depend on the number of ranks. Here each
 element is hashed from its own index: a rank fills the rows it owns, and no rank holds, sends or samples the
-whole tensor. The hash is `core.rng.mix64` in torch's int64 arithmetic. Its halves are two uniforms, the
-Box-Muller transform makes them normal, and values beyond three standard deviations (0.27%) are folded back.
+whole tensor. The hash is `core.rng.mix64`. Its halves are two uniforms, the Box-Muller transform makes them
+normal, and values beyond three standard deviations (0.27%) are folded back.
 Angles and logarithms are float64, so that differences in a library's last bit vanish in float32.
 
 Scale: 0.02 everywhere, divided by sqrt(2 x layers) for the projections that write to the residual
@@ -24,8 +24,8 @@ from penstock.core.boxes import AxisShard, Box, cut_box, whole
 from penstock.core.rng import key_of
 from penstock.nn.dtensor import is_dtensor, local
 from penstock.nn.linear.lora import adapted_layers
+from penstock.nn.random_bits import mix64, shifted, signed
 
-_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _CHUNK = 2**18  # elements at a time: about 10 MB of temporaries, which stay in a CPU's cache
 _CHUNK_ON_GPU = 2**23  # elements: few launches, a third of a gigabyte of temporaries
 
@@ -75,7 +75,7 @@ def fill_uniform(parameter: Tensor, key: int, *, limit: float) -> None:
     """Fill a tensor, or this rank's shard of it, with uniform values from -`limit` to `limit`."""
     flat = local(parameter).view(-1)
     for some, index in element_indices(parameter):
-        share = (_shift(keyed_bits(index, key), 11).double() + 0.5) / 2**53
+        share = (shifted(keyed_bits(index, key), 11).double() + 0.5) / 2**53
         flat[some] = ((2 * share - 1) * limit).to(flat.dtype)
 
 
@@ -102,7 +102,7 @@ def element_indices(parameter: Tensor) -> Iterator[tuple[slice, Int64[Tensor, "n
 
 def keyed_bits(index: Int64[Tensor, "n"], key: int) -> Int64[Tensor, "n"]:
     """Return 64 random bits for each index, the same on every machine."""
-    return mix64(index ^ _signed(key))
+    return mix64(index ^ signed(key))
 
 
 def normal(index: Int64[Tensor, "n"], key: int) -> Tensor:
@@ -112,28 +112,11 @@ def normal(index: Int64[Tensor, "n"], key: int) -> Tensor:
     True
     """
     bits = keyed_bits(index, key)
-    first = (_shift(bits, 32).double() + 0.5) / 2**32  # never 0, whose logarithm is infinite
+    first = (shifted(bits, 32).double() + 0.5) / 2**32  # never 0, whose logarithm is infinite
     second = (bits & 0xFFFFFFFF).double() / 2**32
     values = torch.sqrt(-2 * torch.log(first)) * torch.cos(2 * math.pi * second)
     excess = (values.abs() - 3).clamp(min=0)
     return values - 2 * excess * values.sign()
-
-
-def mix64(values: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-    """Scramble 64-bit integers; the same bits as `core.rng.mix64`, whose source is there."""
-    z = values + _signed(_GOLDEN)
-    z = (z ^ _shift(z, 30)) * _signed(_MIX_1)
-    z = (z ^ _shift(z, 27)) * _signed(_MIX_2)
-    return z ^ _shift(z, 31)
-
-
-def _shift(values: Tensor, bits: int) -> Tensor:
-    # torch shifts signed integers arithmetically; the mask removes the copies of the sign
-    return (values >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(value: int) -> int:
-    return value - 2**64 if value >= 2**63 else value
 
 
 def _global_index(

@@ -1,7 +1,8 @@
 """Activation checkpointing: recompute a block's activations in its backward pass (arXiv:1604.06174).
 
 A block's `forward` is replaced, not the block: names, hooks and sharding around it stay. Blocks draw no
-random numbers, so no generator state is saved, and recomputed activations are bit-identical.
+random numbers (masks of dropout are functions), so no generator state is saved, and recomputed activations
+are bit-identical.
 """
 
 from collections.abc import Callable, Sequence

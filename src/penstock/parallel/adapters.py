@@ -20,7 +20,8 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 from penstock.core.boxes import whole
 from penstock.nn.dtensor import detached_local, local
 from penstock.nn.init import held_box
-from penstock.nn.linear.adapter_config import AdapterConfig
+from penstock.nn.linear.adapter_config import OUTPUT_MATRIX, AdapterConfig
+from penstock.nn.linear.dropout import Dropout
 from penstock.nn.linear.lora import (
     Adapter,
     RoundedProduct,
@@ -30,6 +31,8 @@ from penstock.nn.linear.lora import (
     factors,
     matrix_of,
     round_frozen,
+    scaled_outputs,
+    seen,
 )
 from penstock.nn.new_rows import add_new_rows
 from penstock.parallel.collectives import CollectiveGroup, all_reduce, gather, scatter_sum, sum_gradient
@@ -57,9 +60,11 @@ class LoraColumnLinear(ColumnLinear, _Adapted):
         a = sum_gradient(local(self.lora_a), group=self.group)
         adapter = Adapter(a, local(self.lora_b), self.scale, magnitude)
         weight = None if self.weight is None else local(self.weight)
-        out = self.multiply(x, weight, None) + adapter.low_rank(x)
-        if magnitude is not None:
-            out = out * factors(magnitude, adapter.squared_lengths(local(matrix_of(self))))
+        if magnitude is None:
+            out = self.multiply(x, weight, None) + adapter.low_rank(seen(self, x))
+        else:
+            scales = factors(magnitude, adapter.squared_lengths(local(matrix_of(self))))
+            out = scaled_outputs(self, x, weight, adapter, scales)
         return out if self.bias is None else out + local(self.bias)
 
 
@@ -79,11 +84,25 @@ class LoraRowLinear(RowLinear, _Adapted):
         b = sum_gradient(local(self.lora_b), group=self.group)
         adapter = Adapter(local(self.lora_a), b, self.scale)
         weight = None if self.weight is None else local(self.weight)
-        out = scatter_sum(self.multiply(x, weight) + adapter.low_rank(x), dim=1, group=self.group)
-        if self.magnitude is not None:
+        if self.magnitude is None:
+            out = self.multiply(x, weight) + adapter.low_rank(seen(self, x))
+            out = scatter_sum(out, dim=1, group=self.group)
+        else:
             magnitude = sum_gradient(local(self.magnitude), group=self.group)
-            out = out * factors(magnitude, self._squared_lengths(adapter))
+            scales = factors(magnitude, self._squared_lengths(adapter))
+            out = self._scaled(x, weight, adapter, scales)
         return out if self.bias is None else out + local(self.bias)
+
+    def _scaled(self, x: Tensor, weight: Tensor | None, adapter: Adapter, scales: Tensor) -> Tensor:
+        """Return the outputs with learned lengths; factors follow the sums, which they would be part of."""
+        left = seen(self, x)
+        if left is x:
+            out = self.multiply(x, weight) + adapter.low_rank(x)
+            return scatter_sum(out, dim=1, group=self.group) * scales
+        plain = scatter_sum(self.multiply(x, weight), dim=1, group=self.group)
+        of_left = scatter_sum(self.multiply(left, weight), dim=1, group=self.group)
+        low_rank = scatter_sum(adapter.low_rank(left), dim=1, group=self.group)
+        return plain + of_left * (scales - 1) + low_rank * scales
 
     def _squared_lengths(self, adapter: Adapter) -> Tensor:
         return all_reduce(adapter.squared_lengths(local(matrix_of(self))), "sum", self.group)
@@ -108,16 +127,27 @@ def add_adapters(
         dtype: dtype of the adapters' parameters.
     """
     model.requires_grad_(False)
+    model.has_adapters = True  # type: ignore[assignment]  # not a module or tensor
     for name, module in model.get_submodule("layers").named_modules():
-        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in config.layers:
-            _adapt(module, config, mesh, dtype=dtype)
+        if isinstance(module, nn.Linear) and (own := config.of(f"layers.{name}")) is not None:
+            _adapt(module, own, mesh, dtype=dtype)
+            if config.dropout:
+                module.dropout = Dropout(config.dropout, f"layers.{name}", _first_input(module, mesh))  # type: ignore[assignment]
+                module.token_keys = None  # type: ignore[assignment]  # not a module or tensor
     if config.base != "compute":
         for _, layer in adapted_layers(model):
             round_frozen(layer, config.base)
     if config.unembed and isinstance(model.unembed, nn.Linear):  # otherwise another stage has it
-        _adapt(model.unembed, config, mesh, dtype=dtype)
+        _adapt(model.unembed, config.of(OUTPUT_MATRIX) or config, mesh, dtype=dtype)
     if config.new_rows:
         _add_new_rows(model, config.new_rows, mesh, dtype=dtype)
+
+
+def _first_input(layer: nn.Linear, mesh: DeviceMesh | None) -> int:
+    """Return the number of this rank's first input of a layer."""
+    if mesh is None or not isinstance(layer, RowLinear):
+        return 0
+    return layer.in_features // mesh.size() * mesh.get_local_rank()
 
 
 def _adapt(layer: nn.Linear, config: AdapterConfig, mesh: DeviceMesh | None, *, dtype: torch.dtype) -> None:

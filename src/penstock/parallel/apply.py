@@ -11,7 +11,7 @@ so names do not change. Programs are cached on disk for later runs.
 A parallelism is imported where it is used: FSDP2, DTensors and pipelines take seconds to import.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from penstock.core.env import cache_folder, set_compiled_programs
 from penstock.nn.dtensor import local
 from penstock.nn.linear.adapter_config import AdapterConfig
+from penstock.nn.linear.dropout import with_token_keys
 from penstock.nn.linear.float8 import RECIPES, Float8TrainingLinear, Multiply, Recipe, has_native
 from penstock.parallel.activation_checkpointing import recompute
 from penstock.parallel.activation_checkpointing_plan import Mode
@@ -56,6 +57,7 @@ def apply(
     compiled: CompileConfig = NOT_COMPILED,
     adapter: AdapterConfig | None = None,
     adapter_dtype: torch.dtype = torch.float32,
+    frozen: Collection[str] = (),
 ) -> ParallelModel:
     """Parallelise a model over the ranks of a mesh, in place; it is on the meta device, and stays there.
 
@@ -65,8 +67,12 @@ def apply(
         modes: activation checkpointing mode of each block; empty: none.
         adapter: freezes all parameters, and adds adapters to the blocks' linear layers; None: none.
         adapter_dtype: dtype of the adapters' parameters.
+        frozen: names of parameters that do not change; checkpoints have them.
     """
     _keep_part(model, mesh, config)
+    for name, parameter in model.named_parameters():
+        if name in frozen:
+            parameter.requires_grad_(False)
     if adapter is not None:
         from penstock.parallel.adapters import add_adapters
 
@@ -75,7 +81,8 @@ def apply(
     if linear != "compute":
         multiply_in_8_bits(model, RECIPES[linear], native=has_native(RECIPES[linear], mesh.state.device_type))
     shares = has_work(mesh.data, offload=config.offload) or _would_cast_often(model, mesh, compute_dtype)
-    _wrap_blocks(model, modes, compiled, casts_to=None if shares else compute_dtype)
+    drops = adapter is not None and adapter.dropout > 0
+    _wrap_blocks(model, modes, compiled, casts_to=None if shares else compute_dtype, drops=drops)
     stages = {0: model}
     if mesh.layout.pipeline > 1:
         from penstock.parallel.pipeline import stages_of
@@ -132,19 +139,33 @@ def _would_cast_often(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) 
 
 
 def _wrap_blocks(
-    model: nn.Module, modes: Sequence[Mode], compiled: CompileConfig, *, casts_to: torch.dtype | None
+    model: nn.Module,
+    modes: Sequence[Mode],
+    compiled: CompileConfig,
+    *,
+    casts_to: torch.dtype | None,
+    drops: bool,
 ) -> None:
     """Recompute and compile the blocks of a model, in place.
 
     Args:
         casts_to: dtype that they cast their parameters to; None: FSDP2 does.
+        drops: adapters drop inputs, by the keys of tokens.
     """
-    if casts_to is not None and not compiled.enabled:  # a block that is recomputed must cast again
-        compute_blocks_in(model, casts_to)
+
+    def with_step() -> None:
+        """Give the blocks what their parameters and layers have within a pass only."""
+        if casts_to is not None:
+            compute_blocks_in(model, casts_to)
+        if drops:
+            with_token_keys(model)
+
+    if not compiled.enabled:  # a block that is recomputed must cast again
+        with_step()
     if modes:
         recompute(model, modes)
-    if casts_to is not None and compiled.enabled:  # the compiler lets no module change while it is recomputed
-        compute_blocks_in(model, casts_to)
+    if compiled.enabled:  # the compiler lets no module change while it is recomputed
+        with_step()
     compile_blocks(model, compiled)
 
 

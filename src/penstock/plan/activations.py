@@ -87,6 +87,11 @@ def adapter_bytes(
     """
     c, h, layers = compute_bytes, model.hidden_size, {*adapter.layers}
     found = float(c * adapter.rank * len(layers))
+    if adapter.dropout:  # each adapter keeps its own inputs, not those that its group shares
+        for group in ({"query", "key", "value"}, {"gate", "up"}):
+            found += c * h * max(0, len(layers & group) - 1)
+        if "output" in layers:
+            found += c * model.linear_shapes["output"][1] / tensor
     if norms_in_float32:
         found -= 2 * _FLOAT32 * h / tensor  # normalised, of two norms
     found -= sum(c * h for group in ({"query", "key", "value"}, {"gate", "up"}) if not layers & group)

@@ -43,7 +43,7 @@ from penstock.engine.llm import LLM
 from penstock.models import FAMILIES
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
-from penstock.nn.linear.adapter_config import ATTENTION, MLP, OUTPUT_MATRIX, AdapterConfig
+from penstock.nn.linear.adapter_config import OUTPUT_MATRIX, AdapterConfig, block_layers
 from penstock.nn.linear.lora import adapter_shapes, is_of_adapter, rounded_by_block
 from penstock.nn.new_rows import NEW_ROWS, put_new_rows
 from penstock.nn.unfilled import on_device, unfilled
@@ -264,15 +264,14 @@ def _merge_adapters(
     """Merge the adapters of all ranks into a plain model, on the ranks that have it."""
     own = {name: tensor for name, tensor in trained.state_dict().items() if is_of_adapter(name)}
     rooms = {
-        f"layers.{number}.{owner}.{name}.{part}": torch.empty(shape, device=world.device)
-        for number in range(config.num_hidden_layers)
-        for owner, names in (("attention", ATTENTION), ("mlp", MLP))
-        for name in names
-        if name in adapter.layers
-        for part, shape in adapter_shapes(adapter, *config.linear_shapes[name]).items()
+        f"{layer}.{part}": torch.empty(shape, device=world.device)
+        for layer in block_layers(config.num_hidden_layers)
+        if (own := adapter.of(layer)) is not None
+        for part, shape in adapter_shapes(own, *config.linear_shapes[layer.rpartition(".")[2]]).items()
     }
     if adapter.unembed:
-        shapes = adapter_shapes(adapter, config.vocab_size, config.hidden_size)
+        own = adapter.of(OUTPUT_MATRIX) or adapter
+        shapes = adapter_shapes(own, config.vocab_size, config.hidden_size)
         rooms |= {
             f"{OUTPUT_MATRIX}.{part}": torch.empty(shape, device=world.device)
             for part, shape in shapes.items()

@@ -10,6 +10,7 @@ from penstock.data import Loader
 from penstock.data.corpus.columns import learned_share
 from penstock.data.packing import PADDING_RULES
 from penstock.data.schedule.adaptive import thousandths
+from penstock.nn.linear.adapter_config import OUTPUT_MATRIX, block_layers
 from penstock.parallel.layout import layout_of
 from penstock.train.data_setup import (
     check_data,
@@ -53,10 +54,16 @@ def _learned_parameters(config: TrainConfig) -> int:
     model, adapter = config.model, config.adapter
     if adapter is None:
         return model.num_parameters
-    of_block = sum(adapter.num_parameters(*model.linear_shapes[name]) for name in adapter.layers)
+    of_blocks = sum(
+        own.num_parameters(*model.linear_shapes[name.rpartition(".")[2]])
+        for name in block_layers(model.num_hidden_layers)
+        if (own := adapter.of(name)) is not None
+    )
     new_rows = adapter.new_rows * model.hidden_size * (1 if model.tie_word_embeddings else 2)
-    of_output = adapter.num_parameters(model.vocab_size, model.hidden_size) if adapter.unembed else 0
-    return model.num_hidden_layers * of_block + new_rows + of_output
+    of_output = 0
+    if (own := adapter.of(OUTPUT_MATRIX)) is not None:
+        of_output = own.num_parameters(model.vocab_size, model.hidden_size)
+    return of_blocks + new_rows + of_output
 
 
 def derive(config: TrainConfig, *, world_size: int) -> Derived:

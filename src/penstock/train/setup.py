@@ -106,6 +106,7 @@ def build_model(
         compiled=config.compile,
         adapter=config.adapter,
         adapter_dtype=stored,
+        frozen=frozenset() if config.tune is None else config.tune.frozen(config.model),
     )
     on_device(model, "cpu" if config.parallel.offload else world.device)
     if mesh.num_shards > 1 and config.ethernet.gather != config.compute:
@@ -243,9 +244,19 @@ def open_state(
         continue_from_newest(config, loader)
     heldout = heldout_rows(config, **chosen.heldout_options)
     state = TrainState(
-        model, optimizer, loader, mesh, heldout, schedule, chosen.objective, spread.pipeline, adaptive
+        model,
+        optimizer,
+        loader,
+        mesh,
+        heldout,
+        schedule,
+        chosen.objective,
+        spread.pipeline,
+        adaptive=adaptive,
     )
     state.kernels, state.resumed_kernels = kernels, resumed_kernels
+    if config.adapter is not None and config.adapter.dropout:
+        state.dropout_seed = config.run.seed
     state.guard = StepGuard(config.guard)
     if config.validate.stop_after:
         state.early_stop = EarlyStop(

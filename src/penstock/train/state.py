@@ -81,6 +81,8 @@ class TrainState:
     """Tasks to evaluate during training; None: none."""
     compiled_shapes: set[tuple[int, ...]] = field(default_factory=set)
     """Shapes of batches whose programs were compiled (compile_ahead.py)."""
+    dropout_seed: int | None = None
+    """Seed of the masks of an adapter's dropout; None: nothing is dropped."""
 
     @property
     def step(self) -> int:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from penstock.core.errors import CorpusError
 from penstock.data.explain import DocumentSpan
+from penstock.nn.linear.dropout import token_keys
 from penstock.parallel.clip import divisor, squared_norm
 from penstock.parallel.mesh import World
 from penstock.train.objective import DeviceBatch, Finish
@@ -37,6 +38,9 @@ class ControlFlags(NamedTuple):
 ALL = slice(None)
 _BY_ROW = ("input_ids", "labels", "position_ids")
 _MODEL_INPUTS = ("input_ids", "position_ids")
+TOKEN_KEYS = "token_keys"
+"""Field of a micro-batch: keys of its tokens in this step, for dropout; and the argument of a model's
+forward."""
 WHOLE_ROWS = "has_whole_rows"
 """Field of a micro-batch: True if each row is one document, without padding, so that no attention kernel for
 packed documents is needed."""
@@ -108,14 +112,18 @@ def micro_batches(
 
 def device_parts(state: TrainState, batch: DeviceBatch, world: World, *, rows: int) -> list[DeviceBatch]:
     """Return this rank's micro-batches of a batch, on its device, with the fields of the run's objective."""
-    objective = state.objective
+    objective, fields = state.objective, state.objective.fields
+    if state.dropout_seed is not None:
+        length = batch["labels"].shape[1]
+        keys = token_keys(batch["sample_ids"].cpu(), length, seed=state.dropout_seed, step=state.step)
+        batch, fields = {**batch, TOKEN_KEYS: keys}, (*fields, TOKEN_KEYS)
     return [
         *micro_batches(
             batch,
             rows=rows,
             device=world.device,
             sequence_slice=state.mesh.sequence_slice(batch["labels"].shape[1]),
-            fields=objective.fields,
+            fields=fields,
             prepare=objective.prepare,
         )
     ]
@@ -136,7 +144,7 @@ def loss_sum(model: torch.nn.Module, part: DeviceBatch, finish: Finish) -> Tenso
 
 def inputs_of(part: DeviceBatch, finish: Finish, *, scale: float | Tensor = 1.0) -> DeviceBatch:
     """Return the arguments of the model's forward for a micro-batch, which returns `scale` x `finish`."""
-    inputs = {name: part[name] for name in _MODEL_INPUTS}
+    inputs = {name: part[name] for name in (*_MODEL_INPUTS, TOKEN_KEYS) if name in part}
     return {
         **inputs,
         "cu_seqlens": _ends_in_rows(part),

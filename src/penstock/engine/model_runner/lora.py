@@ -83,7 +83,8 @@ class Adapters:
             raise UsageError("An adapter of that name exists", got=name, fix="Remove it first.")
         found = read_adapter(folder, self._whole, place=self._place, base_hash=self._base_hash)
         rows = read_new_rows(folder, self._whole)
-        updates = {layer: self._update(layer, adapter) for layer, adapter in found.items()}
+        rank = max(len(adapter.a) for adapter in found.values())
+        updates = {layer: self._update(layer, _padded(adapter, rank)) for layer, adapter in found.items()}
         index = self._next_index
         if rows:
             like = self._model.norm.weight
@@ -262,6 +263,15 @@ class Adapters:
                     scaling[:, place] = update.scaling
         changing = (table if bool((table != table[-1]).any()) else None for table in scaling)
         return Added(outputs, a, b, *changing)
+
+
+def _padded(adapter: Adapter, rank: int) -> Adapter:
+    """Return an adapter that computes the same with more rows of A and columns of B, which are zero."""
+    more = rank - len(adapter.a)
+    if not more:
+        return adapter
+    pad = nn.functional.pad
+    return replace(adapter, a=pad(adapter.a, (0, 0, 0, more)), b=pad(adapter.b, (0, more)))
 
 
 def _unwrap(model: nn.Module) -> None:

@@ -69,11 +69,6 @@ class TensorLayout:
     has_interleaved_rope: bool = False
     """True if rotary embedding pairs dimensions 2i and 2i + 1 of a head."""
 
-    @property
-    def fused_layers(self) -> list[tuple[str, ...]]:
-        """Linear layers of a block that are stored in one tensor, by the last part of their names."""
-        return [tuple(part.rpartition(".")[2] for part in parts) for parts in self.fused.values()]
-
     def rows_of(self, config: "LlamaConfig") -> dict[str, StoredRows]:
         """Return where each parameter of a model is stored, by its name, in model order."""
         shapes, found = config.block_shapes, {}

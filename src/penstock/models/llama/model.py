@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Protocol, cast
 
 import torch
-from jaxtyping import Float, Int, Int32
+from jaxtyping import Float, Int, Int32, Int64
 from torch import Tensor, nn
 
 from penstock.models.llama.config import LlamaConfig
@@ -112,6 +112,7 @@ class Llama(nn.Module):
         cu_seqlens: Int32[Tensor, "documents_plus_1"] | None = None,
         cache: Cache | None = None,
         finish: Callable[[Tensor, OutputHead], Tensor] | None = None,
+        token_keys: Int64[Tensor, "batch seq"] | MicroBatches | None = None,
     ) -> Tensor:
         """Return logits [batch, seq, vocab] in the dtype of the weights.
 
@@ -128,13 +129,23 @@ class Llama(nn.Module):
             finish: called as `finish(hidden, head)` with hidden [batch, seq, hidden]; its result is
                 returned instead of logits. For losses that project in chunks: under `fully_shard` the
                 output matrix is gathered only inside this call.
+            token_keys: as in nn/linear/dropout.py, for blocks that take them; None: nothing is dropped.
         """
         if isinstance(input_ids, tuple):
             hidden = self.hidden_of_each(
-                input_ids, cast(MicroBatches, position_ids), cast(Sequence[Tensor | None], cu_seqlens)
+                input_ids,
+                cast(MicroBatches, position_ids),
+                cast(Sequence[Tensor | None], cu_seqlens),
+                token_keys=cast(MicroBatches | None, token_keys),
             )
         else:
-            hidden = self.hidden(input_ids, position_ids=position_ids, cu_seqlens=cu_seqlens, cache=cache)
+            hidden = self.hidden(
+                input_ids,
+                position_ids=position_ids,
+                cu_seqlens=cu_seqlens,
+                cache=cache,
+                token_keys=cast(Tensor | None, token_keys),
+            )
         return self.head(hidden) if finish is None else finish(hidden, self.head)
 
     def hidden(
@@ -144,6 +155,7 @@ class Llama(nn.Module):
         position_ids: Int[Tensor, "batch seq"] | None = None,
         cu_seqlens: Int32[Tensor, "documents_plus_1"] | None = None,
         cache: Cache | None = None,
+        token_keys: Int64[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq hidden"]:
         """Return the normalised hidden states; arguments as in `forward`."""
         batch, seq_len = (input_ids if position_ids is None else position_ids).shape
@@ -152,15 +164,21 @@ class Llama(nn.Module):
         rope = self.rope(
             _positions(layout, input_ids.device) if position_ids is None else position_ids, x.dtype
         )
+        tables = rope if token_keys is None else (*rope, token_keys)
         windows = self.config.windows
         attend = {window: self._attend(replace(layout, window=window), x, cache) for window in set(windows)}
         for index, block in enumerate(self.layers):
-            x = block(x, rope, attend[windows[index]], None if cache is None else cache.layers[index])
+            x = block(x, tables, attend[windows[index]], None if cache is None else cache.layers[index])
         out: Tensor = self.norm(x)
         return out
 
     def hidden_of_each(
-        self, input_ids: MicroBatches, position_ids: MicroBatches, cu_seqlens: Sequence[Tensor | None]
+        self,
+        input_ids: MicroBatches,
+        position_ids: MicroBatches,
+        cu_seqlens: Sequence[Tensor | None],
+        *,
+        token_keys: MicroBatches | None = None,
     ) -> Float[Tensor, "batches seq hidden"]:
         """Return the normalised hidden states of several micro-batches, concatenated by rows.
 
@@ -170,7 +188,11 @@ class Llama(nn.Module):
         rows = [len(ids) for ids in input_ids]
         embedded = _scaled(self.embed(torch.cat(input_ids)), self.embedding_multiplier)
         x = tuple(torch.split(embedded, rows))
-        ropes = tuple(self.rope(positions, embedded.dtype) for positions in position_ids)
+        ropes: tuple[tuple[Tensor, ...], ...] = tuple(
+            self.rope(positions, embedded.dtype) for positions in position_ids
+        )
+        if token_keys is not None:
+            ropes = tuple((*rope, keys) for rope, keys in zip(ropes, token_keys, strict=True))
         layouts = [
             AttentionLayout(batch=len(positions), seq_len=positions.shape[1], cu_seqlens=ends)
             for positions, ends in zip(position_ids, cu_seqlens, strict=True)

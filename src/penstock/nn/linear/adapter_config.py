@@ -7,11 +7,13 @@ row of `W + scale * B A` (Liu et al., arXiv:2402.09353).
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+import re
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 from penstock.core.errors import ConfigError, nearest
 
+T = TypeVar("T")
 Method = Literal["lora", "rslora", "dora"]
 BaseWeights = Literal["compute", "int8", "int4"]
 
@@ -34,6 +36,10 @@ _GROUPS = {
     "attention": ATTENTION,
     "self_attn": ATTENTION,
     "mlp": MLP,
+    "qkv_proj": ("query", "key", "value"),
+    "gate_up_proj": ("gate", "up"),
+    "input_linear": ("gate", "up"),
+    "output_linear": ("down",),
 }
 """Groups of layers; those with a hyphen or an underscore are PEFT's and Hugging Face's names."""
 _OF_HUGGING_FACE = {
@@ -63,6 +69,18 @@ class AdapterConfig:
     """Storage of the blocks' adapted frozen weights: the dtype of compute, or rounded to 8 or 4 bits."""
     new_rows: int = 0
     """Token ids that the base lacks: their rows of the embedding and the output matrix are trained too."""
+    dropout: float = 0.0
+    """Share of an adapted layer's inputs that its adapter does not see in a training step."""
+    blocks: tuple[int, ...] = ()
+    """Numbers of the blocks whose layers are adapted; empty: all."""
+    pattern: str = ""
+    """Regular expression that matches the whole name of an adapted layer; "": no condition."""
+    excluded: tuple[str, ...] = ()
+    """Last parts of names, or regular expressions of whole names, of layers that are not adapted."""
+    ranks: tuple[tuple[str, int], ...] = ()
+    """(regular expression of the last parts of a name, rank); the first that fits counts."""
+    alphas: tuple[tuple[str, float], ...] = ()
+    """(regular expression of the last parts of a name, alpha); likewise."""
 
     @property
     def scale(self) -> float:
@@ -79,6 +97,64 @@ class AdapterConfig:
         """True if each output of an adapted layer has a learned length (DoRA)."""
         return self.method == "dora"
 
+    def of(self, name: str) -> "AdapterConfig | None":
+        """Return the adapter of one layer, with its own rank and alpha; None: the layer is not adapted.
+
+        Args:
+            name: of the layer in the model: `layers.3.attention.query`. Patterns may mean this name, or
+                Hugging Face's: `model.layers.3.self_attn.q_proj`.
+
+        >>> some = AdapterConfig(method="lora", rank=8, alpha=8.0, layers=LINEAR_LAYERS, blocks=(0, 2),
+        ...     excluded=("down_proj",), ranks=(("mlp.up_proj", 4),))
+        >>> some.of("layers.0.attention.query").rank, some.of("layers.2.mlp.up").rank
+        (8, 4)
+        >>> some.of("layers.1.attention.query"), some.of("layers.0.mlp.down")
+        (None, None)
+        """
+        names = (name, _hugging_face_name(name))
+        kind = name.rpartition(".")[2]
+        if name != OUTPUT_MATRIX:
+            if kind not in self.layers or (self.blocks and int(name.split(".")[1]) not in self.blocks):
+                return None
+        elif not self.unembed:
+            return None
+        if self.pattern and not any(re.fullmatch(self.pattern, one) for one in names):
+            return None
+        if any(_ends_with(one, end) or _is_whole(end, one) for end in self.excluded for one in names):
+            return None
+        return replace(
+            self,
+            rank=_of_pattern(self.ranks, names, self.rank),
+            alpha=_of_pattern(self.alphas, names, self.alpha),
+        )
+
+    def of_stored(self, module: str) -> "AdapterConfig":
+        """Return the adapter of a stored matrix, with its own rank and alpha.
+
+        Args:
+            module: its name in a model folder: `model.layers.3.self_attn.qkv_proj`.
+        """
+        return replace(
+            self,
+            rank=_of_pattern(self.ranks, (module,), self.rank),
+            alpha=_of_pattern(self.alphas, (module,), self.alpha),
+        )
+
+    def within(self, num_blocks: int) -> "AdapterConfig":
+        """Return the adapter with the layers that its patterns leave in at least one block."""
+        names = block_layers(num_blocks)
+        found = {name.rpartition(".")[2] for name in names if self.of(name) is not None}
+        return replace(
+            self,
+            layers=tuple(kind for kind in self.layers if kind in found),
+            unembed=self.of(OUTPUT_MATRIX) is not None,
+        )
+
+    def alike(self) -> "AdapterConfig":
+        """Return an adapter of all layers in all blocks with the largest rank: a bound of its memory."""
+        largest = max([self.rank, *(rank for _, rank in self.ranks)])
+        return replace(self, rank=largest, blocks=(), pattern="", excluded=(), ranks=(), alphas=())
+
     def num_parameters(self, outputs: int, inputs: int) -> int:
         """Return the number of learned numbers of one layer of this shape.
 
@@ -86,6 +162,59 @@ class AdapterConfig:
         110
         """
         return self.rank * (outputs + inputs) + (outputs if self.has_magnitudes else 0)
+
+
+def block_layers(num_blocks: int) -> list[str]:
+    """Return the names of all linear layers of the blocks, in model order.
+
+    >>> block_layers(2)[::7]
+    ['layers.0.attention.query', 'layers.1.attention.query']
+    """
+    owners = (("attention", ATTENTION), ("mlp", MLP))
+    return [
+        f"layers.{n}.{owner}.{kind}" for n in range(num_blocks) for owner, kinds in owners for kind in kinds
+    ]
+
+
+def is_group_or_layer(name: str) -> bool:
+    """Return True if a text is a name that `layers_named` knows."""
+    return name in _GROUPS or name in _OF_HUGGING_FACE or name in (*LINEAR_LAYERS, OUTPUT_MATRIX)
+
+
+def is_named(pattern: str, name: str) -> bool:
+    """Return True if a pattern fits the last parts of a layer's name, or of its name in Hugging Face.
+
+    >>> is_named("q_proj", "layers.0.attention.query"), is_named("layers.1.*", "layers.0.attention.query")
+    (True, False)
+    """
+    return any(_is_whole(rf"(.*\.)?({pattern})", one) for one in (name, _hugging_face_name(name)))
+
+
+def _hugging_face_name(name: str) -> str:
+    """Return the name of a layer of a transformers model.
+
+    >>> _hugging_face_name("layers.3.mlp.down"), _hugging_face_name("unembed")
+    ('model.layers.3.mlp.down_proj', 'lm_head')
+    """
+    theirs = {ours: name for name, ours in _OF_HUGGING_FACE.items()}
+    if name == OUTPUT_MATRIX:
+        return theirs[name]
+    block, _, kind = name.rpartition(".")
+    return f"model.{block.replace('attention', 'self_attn')}.{theirs[kind]}"
+
+
+def _ends_with(name: str, end: str) -> bool:
+    return name == end or name.endswith(f".{end}")
+
+
+def _is_whole(pattern: str, name: str) -> bool:
+    return re.fullmatch(pattern, name) is not None
+
+
+def _of_pattern(table: tuple[tuple[str, T], ...], names: tuple[str, ...], default: T) -> T:
+    """Return the value of the first pattern that the last parts of a name match, as PEFT does."""
+    fits = (value for pattern, value in table if any(_is_whole(rf"(.*\.)?({pattern})", one) for one in names))
+    return next(fits, default)
 
 
 def layers_named(wanted: str | tuple[str, ...], *, key: str) -> tuple[str, ...]:

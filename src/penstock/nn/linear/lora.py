@@ -3,6 +3,8 @@
     y = W x + scale * B (A x) + bias                                     LoRA, rsLoRA
     y = m / |W + scale * B A| * (W x + scale * B (A x)) + bias           DoRA: m, one number per output
 
+With dropout A sees the inputs that stay; DoRA's factor, less 1, is on the product of W with them, as in PEFT.
+
 |.| are the lengths of rows, which DoRA treats as constants in the backward pass (arXiv:2402.09353, section
 4.3). They are computed without the sum of the two matrices, from three products with thin ones:
 
@@ -19,7 +21,7 @@ rounded numbers. So the layer computes what it does with the adapter merged.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -27,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from penstock.nn.linear.adapter_config import AdapterConfig
+from penstock.nn.linear.dropout import Dropout
 from penstock.nn.linear.quantized import Int4Linear, Int8Linear
 from penstock.nn.new_rows import is_new_rows
 
@@ -90,16 +93,37 @@ class LoraLinear(nn.Linear):
     lora_b: nn.Parameter
     magnitude: nn.Parameter | None
     scale: float
+    dropout: Dropout | None = None
+    token_keys: Tensor | None = None
+    """Keys of a training step's tokens, [batch, seq] int64, within a block's forward; None: nothing is
+    dropped."""
     multiply: Callable[..., Tensor] = staticmethod(functional.linear)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's outputs, [..., outputs]."""
         adapter = Adapter(self.lora_a, self.lora_b, self.scale, self.magnitude)
         if adapter.magnitude is None:
-            return self.multiply(x, self.weight, self.bias) + adapter.low_rank(x)
-        out = self.multiply(x, self.weight, None) + adapter.low_rank(x)
-        out = out * factors(adapter.magnitude, adapter.squared_lengths(matrix_of(self)))
+            return self.multiply(x, self.weight, self.bias) + adapter.low_rank(seen(self, x))
+        scales = factors(adapter.magnitude, adapter.squared_lengths(matrix_of(self)))
+        out = scaled_outputs(self, x, self.weight, adapter, scales)
         return out if self.bias is None else out + self.bias
+
+
+def seen(layer: nn.Module, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... inputs"]:
+    """Return the inputs that a layer's adapter sees: without those that are dropped."""
+    dropout: Dropout | None = getattr(layer, "dropout", None)
+    return x if dropout is None else dropout(x, cast(Any, layer).token_keys)
+
+
+def scaled_outputs(
+    layer: nn.Linear, x: Tensor, weight: Tensor | None, adapter: Adapter, scales: Float[Tensor, "outputs"]
+) -> Float[Tensor, "... outputs"]:
+    """Return the outputs of a layer whose rows have learned lengths (DoRA), without its bias."""
+    multiply: Callable[..., Tensor] = cast(Any, layer).multiply
+    plain, left = multiply(x, weight, None), seen(layer, x)
+    if left is x:
+        return (plain + adapter.low_rank(x)) * scales
+    return plain + multiply(left, weight, None) * (scales - 1) + adapter.low_rank(left) * scales
 
 
 def matrix_of(layer: nn.Linear) -> Tensor:

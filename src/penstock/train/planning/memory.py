@@ -70,7 +70,7 @@ def job_of(config: TrainConfig, layout: RankLayout, *, whole_base: bool | None =
         on_cpu=config.compute == "float32",  # an assumption: GPUs train in bfloat16
         turning=ethernet.overlap,
         state_bytes=kept.weights + kept.gradients + kept.optimizer,
-        adapter=config.adapter,
+        adapter=None if config.adapter is None else config.adapter.alike(),
         whole_base=is_whole(config) if whole_base is None else whole_base,
         outer_every=config.outer.every if layout.replicate > 1 else 0,
         outer_bits=config.outer.bits,

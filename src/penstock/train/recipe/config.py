@@ -372,6 +372,8 @@ class TrainConfig:
             self._check_moments()
         if self.adapter is not None:
             self._check_adapter()
+        if self.tune is not None and self.tune.freeze:
+            self.tune.frozen(self.model)
         if self.tune is not None and self.tune.is_preference:
             self._check_preference(self.tune)
 
@@ -410,7 +412,7 @@ class TrainConfig:
     @property
     def adapter(self) -> AdapterConfig | None:
         """The adapter that is trained on frozen weights; None: all weights are trained."""
-        adapter = None if self.tune is None else self.tune.adapter
+        adapter = None if self.tune is None else self.tune.adapter_of(self.model)
         if adapter is None or not self.run.start_vocab_size:
             return adapter
         return replace(adapter, new_rows=self.model.vocab_size - self.run.start_vocab_size)

@@ -58,6 +58,8 @@ NAMES: Final[dict[str, str]] = {
     "tune.method": "adapter peft_type use_dora use_rslora",
     "tune.rank": "lora_r r lora_rank",
     "tune.alpha": "lora_alpha",
+    "tune.dropout": "lora_dropout",
+    "tune.freeze": "frozen_parameters freeze_layers",
     "tune.layers": "target_modules lora_target_modules lora_target_linear lora_modules",
     "tune.base": "load_in_8bit load_in_4bit",
     "run": "train training trainer",

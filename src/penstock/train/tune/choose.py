@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.data.corpus.corpus import Corpus
+from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.parallel.collectives import CollectiveGroup, group_of
 from penstock.parallel.mesh import Mesh, World
 from penstock.train.data_setup import FIELDS
@@ -82,10 +83,16 @@ def lacks_reference(config: TrainConfig, corpora: Mapping[str, Corpus], world: W
     return not all_there(corpora, key, world, length=length, mismatched=tune.loss == "kto")
 
 
+def _rounding(adapter: AdapterConfig) -> list[Any]:
+    """Return what the frozen weights' rounding depends on, as JSON values."""
+    some = [list(adapter.blocks), adapter.pattern, list(adapter.excluded)]
+    return [adapter.base, *sorted(adapter.layers), *(some if any(some) else [])]
+
+
 def model_key(config: TrainConfig) -> dict[str, Any]:
     """Return what the log-probabilities of the starting model depend on, as JSON values."""
     adapter = config.adapter
-    rounded = [] if adapter is None or adapter.base == "compute" else [adapter.base, *sorted(adapter.layers)]
+    rounded = [] if adapter is None or adapter.base == "compute" else _rounding(adapter)
     stored = config.precision.weights.partition("_")[0] if adapter is None else config.compute
     weights = stored if config.compute == "float32" else config.compute  # gathered in the dtype of `compute`
     return {

@@ -1,18 +1,25 @@
 """The [tune] section of a recipe: what is learned on top of a model that was trained before; no torch."""
 
 import math
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Literal
 
 from penstock.core.checks import whole_number
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, nearest
 from penstock.models.llama.config import LlamaConfig
 from penstock.nn.linear.adapter_config import (
     GROUP,
+    LINEAR_LAYERS,
     MAX_RANK,
     OUTPUT_MATRIX,
     AdapterConfig,
     BaseWeights,
+    block_layers,
+    is_group_or_layer,
+    is_named,
     layers_named,
 )
 
@@ -29,11 +36,28 @@ class TuneConfig:
     """Rank of an adapter's two matrices; not for full."""
     alpha: float = 32.0
     """Scale of an adapter, divided by rank, or by its root with rslora. Twice the rank is usual."""
+    dropout: float = 0.0
+    """Share of inputs that an adapter does not see in a training step (lora_dropout of PEFT), from 0 to below
+    1. Masks are functions of seed, step, layer, sample and position: the same ones on any number of ranks,
+    after a resume, and where activations are recomputed."""
     layers: tuple[str, ...] | str = "all"
     """Layers with an adapter: "all" linear ones of the blocks, "attention", "mlp", or a list of these or of
     query, key, value, output, gate, up, down and unembed, the output matrix. Hugging Face's names, such as
-    q_proj and lm_head, are read too. All of the blocks learn more than attention alone, also at the same
-    number of parameters."""
+    q_proj and lm_head, are read too. A text with other characters than a name has is a regular expression of
+    whole names, as target_modules of PEFT: ".*layers.[0-3].self_attn.(q|v)_proj". All of the blocks learn
+    more than attention alone, also at the same number of parameters."""
+    layers_to_transform: tuple[int, ...] = ()
+    """Blocks with an adapter, counted from 0; empty: all."""
+    exclude_modules: tuple[str, ...] = ()
+    """Layers without an adapter: last parts of names, such as "down_proj" or "layers.0.mlp.up_proj", or
+    regular expressions of whole names."""
+    rank_pattern: dict[str, int] = field(default_factory=dict)
+    """Other ranks for some layers, by a regular expression of the last parts of their names, as in PEFT."""
+    alpha_pattern: dict[str, float] = field(default_factory=dict)
+    """Other values of alpha for some layers, likewise."""
+    freeze: tuple[str, ...] = ()
+    """full: parameters that do not change, by regular expressions of consecutive parts of their names:
+    "embed_tokens", "layers.[0-7]", "mlp", "input_layernorm.weight"."""
     base: BaseWeights = "compute"
     """Storage of the frozen weights of the blocks' adapted layers. compute: the dtype of the recipe's
     `compute`. int8, int4: rounded as `penstock serve --weights` does, so that the adapter fits the model that
@@ -79,7 +103,17 @@ class TuneConfig:
             )
         if not self.alpha > 0:
             raise ConfigError("tune.alpha must be above 0", got=self.alpha, fix="Twice tune.rank is usual.")
-        layers_named(self.layers, key="tune.layers")
+        self._check_patterns()
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(
+                "tune.dropout must be from 0 to below 1", got=self.dropout, fix="0.05 and 0.1 are usual."
+            )
+        if self.dropout and self.method == "full":
+            raise ConfigError(
+                "tune.dropout is of an adapter's inputs, and tune.method 'full' has no adapter",
+                got=self.dropout,
+                fix="Leave it out, or set tune.method to 'lora', 'rslora' or 'dora'.",
+            )
         if self.method == "full" and self.base != "compute":
             raise ConfigError(
                 "tune.base rounds weights that do not change, and tune.method 'full' changes all",
@@ -92,6 +126,62 @@ class TuneConfig:
                 got=self.base_sharding,
                 fix="Leave tune.base_sharding out, or tune.base.",
             )
+
+    def _check_patterns(self) -> None:
+        """Refuse patterns that are no regular expressions, and what has no meaning for the method."""
+        if not self.pattern:
+            layers_named(self.layers, key="tune.layers")
+        for name, texts in (
+            ("layers", [self.pattern]),
+            ("exclude_modules", self.exclude_modules),
+            ("rank_pattern", self.rank_pattern),
+            ("alpha_pattern", self.alpha_pattern),
+            ("freeze", self.freeze),
+        ):
+            _check_expressions(texts, key=f"tune.{name}")
+        if self.freeze and self.method != "full":
+            raise ConfigError(
+                f"tune.freeze is for tune.method 'full': {self.method!r} freezes all weights",
+                got=list(self.freeze),
+                fix="Leave it out; tune.layers and tune.layers_to_transform choose what an adapter changes.",
+            )
+        for layer, rank in self.rank_pattern.items():
+            if rank < 1:
+                raise ConfigError("tune.rank_pattern must have ranks of at least 1", got=f"{layer}: {rank}")
+        for layer, alpha in self.alpha_pattern.items():
+            if not alpha > 0:
+                raise ConfigError("tune.alpha_pattern must have numbers above 0", got=f"{layer}: {alpha}")
+
+    @property
+    def pattern(self) -> str:
+        """The regular expression in `layers`; "": it has names."""
+        is_name = not isinstance(self.layers, str) or re.fullmatch(r"[A-Za-z_-]*", self.layers)
+        return "" if is_name or is_group_or_layer(str(self.layers)) else str(self.layers)
+
+    def frozen(self, model: LlamaConfig) -> frozenset[str]:
+        """Return the names of the parameters that do not change in a run that tunes without an adapter.
+
+        Raises:
+            ConfigError: a pattern fits no parameter, or nothing is left to learn.
+        """
+        theirs = {ours: stored.tensor for ours, stored in model.stored_rows.items()}
+        found = set[str]()
+        for pattern in self.freeze:
+            inside = re.compile(rf"(.*\.)?({pattern})(\..*)?")
+            fitting = {
+                ours for ours, name in theirs.items() if inside.fullmatch(ours) or inside.fullmatch(name)
+            }
+            if not fitting:
+                parts = {part for name in (*theirs, *theirs.values()) for part in name.split(".")}
+                raise ConfigError(
+                    "tune.freeze has a pattern that fits no parameter",
+                    got=pattern,
+                    fix=nearest(pattern, sorted(part for part in parts if not part.isdigit())),
+                )
+            found |= fitting
+        if len(found) == len(theirs):
+            raise ConfigError("tune.freeze leaves nothing to learn", got=list(self.freeze))
+        return frozenset(found)
 
     @property
     def is_preference(self) -> bool:
@@ -108,7 +198,9 @@ class TuneConfig:
         """The adapter that is trained; None: all weights are."""
         if self.method == "full":
             return None
-        layers = layers_named(self.layers, key="tune.layers")
+        layers = (*LINEAR_LAYERS, OUTPUT_MATRIX)
+        if not self.pattern:
+            layers = layers_named(self.layers, key="tune.layers")
         return AdapterConfig(
             method=self.method,
             rank=self.rank,
@@ -116,7 +208,17 @@ class TuneConfig:
             layers=tuple(name for name in layers if name != OUTPUT_MATRIX),
             unembed=OUTPUT_MATRIX in layers,
             base=self.base,
+            dropout=self.dropout,
+            blocks=tuple(sorted(set(self.layers_to_transform))),
+            pattern=self.pattern,
+            excluded=self.exclude_modules,
+            ranks=tuple(self.rank_pattern.items()),
+            alphas=tuple(self.alpha_pattern.items()),
         )
+
+    def adapter_of(self, model: LlamaConfig) -> AdapterConfig | None:
+        """Return the adapter with the kinds of layers that it has in a model."""
+        return None if self.adapter is None else self.adapter.within(model.num_hidden_layers)
 
     def check_slices(self, model: LlamaConfig, *, ranks: int) -> None:
         """Refuse tensor parallelism that would cut a group of inputs that share a scale of 4-bit weights.
@@ -124,7 +226,7 @@ class TuneConfig:
         Raises:
             ConfigError: the rounding would depend on the number of ranks.
         """
-        adapter = self.adapter
+        adapter = self.adapter_of(model)
         if adapter is None or adapter.base != "int4":
             return
         for name in adapter.layers:
@@ -140,21 +242,22 @@ class TuneConfig:
 
     def _check_fused(self, model: LlamaConfig, adapter: AdapterConfig) -> None:
         """Refuse an adapter that could not be written where several layers are stored in one matrix."""
-        for parts in model.family.tensors.fused_layers:
-            adapted = [name for name in parts if name in adapter.layers]
-            if adapter.has_magnitudes and adapted and len(adapted) < len(parts):
+        for parts, block in product(model.family.tensors.fused.values(), range(model.num_hidden_layers)):
+            kinds = [part.rpartition(".")[2] for part in parts]
+            owned = [own for part in parts if (own := adapter.of(f"layers.{block}.{part}")) is not None]
+            if adapter.has_magnitudes and owned and len(owned) < len(parts):
                 raise ConfigError(
-                    f"{model.model_type} models store {' and '.join(parts)} in one matrix, and dora adapts "
+                    f"{model.model_type} models store {' and '.join(kinds)} in one matrix, and dora adapts "
                     "all of its rows",
                     got=self.layers,
-                    fix=f"Name {' and '.join(parts)} in tune.layers, or none of them.",
+                    fix=f"Name {' and '.join(kinds)} in tune.layers, or none of them.",
                 )
-            if self.rank * len(adapted) > MAX_RANK:
+            if (rank := sum(own.rank for own in owned)) > MAX_RANK:
                 raise ConfigError(
-                    f"tune.rank is too large: {model.model_type} models store {' and '.join(adapted)} in one "
-                    f"matrix, whose adapter is {len(adapted)} times that rank",
+                    f"tune.rank is too large: {model.model_type} models store {' and '.join(kinds)} in one "
+                    f"matrix, whose adapter has the sum of their ranks, {rank}",
                     got=self.rank,
-                    fix=f"Use at most {MAX_RANK // len(adapted)}; 8 to 64 are usual.",
+                    fix=f"Use at most {MAX_RANK // len(owned)}; 8 to 64 are usual.",
                 )
 
     def check_fit(self, model: LlamaConfig) -> None:
@@ -163,13 +266,14 @@ class TuneConfig:
         Raises:
             ConfigError: with the largest rank that is possible, or the layers that are there.
         """
-        adapter = self.adapter
+        adapter = self.adapter_of(model)
         if adapter is None:
             return
-        if self.rank > MAX_RANK:
+        self._check_blocks(model.num_hidden_layers)
+        if (rank := max([self.rank, *self.rank_pattern.values()])) > MAX_RANK:
             raise ConfigError(
                 "tune.rank is larger than any that is read again, to serve it or to merge it",
-                got=self.rank,
+                got=rank,
                 fix=f"Use at most {MAX_RANK}; 8 to 64 are usual.",
             )
         if adapter.unembed and model.tie_word_embeddings:
@@ -179,21 +283,62 @@ class TuneConfig:
                 got=self.layers,
                 fix='Leave it out: "all" are the linear layers of the blocks.',
             )
+        if adapter.unembed and adapter.dropout:
+            raise ConfigError(
+                f"tune.dropout does not work with an adapter of the output matrix, {OUTPUT_MATRIX!r}",
+                got=self.dropout,
+                fix="Leave one of them out.",
+            )
         if not adapter.layers:
             raise ConfigError(
-                f"tune.layers names {OUTPUT_MATRIX!r} alone, and blocks that learn nothing are not supported",
+                "tune.layers and its patterns name no layer of the blocks, which must learn something",
                 got=self.layers,
                 fix=f'Name layers of the blocks too, or all of them: ["all", "{OUTPUT_MATRIX}"].',
             )
         self._check_fused(model, adapter)
-        shapes = model.linear_shapes
-        if adapter.unembed:
-            shapes[OUTPUT_MATRIX] = model.vocab_size, model.hidden_size
-        names = [*adapter.layers, *([OUTPUT_MATRIX] if adapter.unembed else [])]
-        most, name = min((min(shapes[name]), name) for name in names)
-        if self.rank > most:
+        shapes = {**model.linear_shapes, OUTPUT_MATRIX: (model.vocab_size, model.hidden_size)}
+        owned = [(name, adapter.of(name)) for name in (*block_layers(model.num_hidden_layers), OUTPUT_MATRIX)]
+        for name, own in sorted(owned, key=lambda pair: min(shapes[pair[0].rpartition(".")[2]])):
+            kind = name.rpartition(".")[2]
+            most = min(shapes[kind])
+            if own is not None and own.rank > most:
+                raise ConfigError(
+                    f"tune.rank is larger than the layer {kind!r}, which is "
+                    f"{' x '.join(map(str, shapes[kind]))}",
+                    got=own.rank,
+                    fix=f"Use at most {most}; 8 to 64 are usual.",
+                )
+
+    def _check_blocks(self, num_blocks: int) -> None:
+        """Refuse blocks that the model does not have, and patterns of layers that none has."""
+        for number in self.layers_to_transform:
+            if not 0 <= number < num_blocks:
+                raise ConfigError(
+                    "tune.layers_to_transform names a block that the model does not have",
+                    got=number,
+                    fix=f"Its blocks are 0 to {num_blocks - 1}.",
+                )
+        assert self.adapter is not None
+        bare = replace(self.adapter, excluded=(), pattern="", blocks=())
+        names = (*block_layers(num_blocks), OUTPUT_MATRIX)
+        for key, table in (("exclude_modules", self.exclude_modules), ("rank_pattern", self.rank_pattern),
+                           ("alpha_pattern", self.alpha_pattern)):  # fmt: skip
+            for text in table:
+                if not any(is_named(text, name) for name in names if bare.of(name) is not None):
+                    raise ConfigError(
+                        f"tune.{key} has a pattern that fits no layer",
+                        got=text,
+                        fix="Names are such as 'q_proj', 'mlp.up_proj' and 'layers.0.self_attn.q_proj'.",
+                    )
+
+
+def _check_expressions(texts: Iterable[str], *, key: str) -> None:
+    for text in texts:
+        try:
+            re.compile(text)
+        except re.error as error:
             raise ConfigError(
-                f"tune.rank is larger than the layer {name!r}, which is {' x '.join(map(str, shapes[name]))}",
-                got=self.rank,
-                fix=f"Use at most {most}; 8 to 64 are usual.",
-            )
+                f"{key} is not a regular expression: {error}",
+                got=text,
+                fix="Correct it; a dot is any character.",
+            ) from None

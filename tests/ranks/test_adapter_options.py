@@ -1,0 +1,86 @@
+"""Dropout, patterns of layers and frozen parameters equal peft + transformers, on every number of ranks.
+
+As in test_adapter_training.py; each method has one model, and peft's dropout has a run's masks by hand.
+"""
+
+import pytest
+from tests.peft_loop import folder_of, peft_loop
+from tests.ranks.test_adapter_training import LOOKED_AT, SMALL, check, recipe_of, tuned
+from tests.ranks.test_adapter_training import corpus as corpus
+from transformers import LlamaConfig
+
+from penstock.testing.ranks import on_ranks
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+LORA = {"method": "lora", "rank": 4, "alpha": 6.0}
+METHODS = {
+    "patterns": {
+        **LORA,
+        "layers": r"model\.layers\.\d\.(self_attn|mlp)\.(q|v|up|down)_proj",
+        "layers_to_transform": (1,),
+        "exclude_modules": ("down_proj",),
+        "rank_pattern": {"v_proj": 2, r"layers\.1\.mlp\.up_proj": 3},
+        "alpha_pattern": {"self_attn.q_proj": 3.0},
+    },
+    "frozen": {
+        "method": "full",
+        "freeze": ("embed_tokens", r"layers\.0", "mlp.gate_proj", "input_layernorm"),
+    },
+    "dropout": {**LORA, "dropout": 0.3},
+    "dora dropout": {**LORA, "method": "dora", "dropout": 0.3, "layers": ("query", "down")},
+}
+LAYOUTS = [
+    ("patterns", 2, {"base_sharding": "sharded"}),
+    ("patterns", 2, {"tensor": 2}),
+    ("frozen", 2, {}),
+    ("frozen", 2, {"pipeline": 2, "rows": 2}),
+    ("dropout", 2, {"rows": 2}),
+    ("dropout", 4, {"tensor": 2, "shard": 2}),
+    ("dropout", 2, {"context": 2}),
+    ("dropout", 2, {"pipeline": 2, "rows": 2}),
+    ("dora dropout", 2, {"tensor": 2}),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    config = LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True)
+    return folder_of(tmp_path_factory.mktemp("models") / "llama", config)
+
+
+@pytest.fixture(scope="module")
+def references(corpus, folder, tmp_path_factory):
+    """Return what peft computes for a method, from the first values of a run on one rank; each once."""
+    found = {}
+
+    def reference(method):
+        if method not in found:
+            recipe = recipe_of(corpus, folder, tmp_path_factory.mktemp("run") / "r", METHODS[method])
+            ((first, records, gradients),) = on_ranks(lambda world: tuned(recipe, world), ranks=1)
+            found[method] = records, gradients, peft_loop(recipe, first, gradients_of=LOOKED_AT)
+        return found[method]
+
+    return reference
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_process_computes_what_peft_does(references, method):
+    check(*references(method))
+
+
+@pytest.mark.parametrize(("method", "ranks", "settings"), LAYOUTS, ids=str)
+def test_every_layout_computes_what_peft_does(corpus, folder, references, tmp_path, method, ranks, settings):
+    recipe = recipe_of(corpus, folder, tmp_path / "run", METHODS[method], **settings)
+    results = on_ranks(lambda world: tuned(recipe, world), ranks=ranks)
+    gradients = {name: g for _, _, found in results for name, g in found.items()}
+    check(results[0][1], gradients, references(method)[2])
+
+
+def test_a_resumed_run_drops_what_the_whole_one_did_bit_for_bit(corpus, folder, references, tmp_path):
+    recipe = recipe_of(corpus, folder, tmp_path / "run", METHODS["dropout"])
+    losses = []
+    for stop in (2, None):
+        ((_, records, _),) = on_ranks(lambda world, s=stop: tuned(recipe, world, stop_at=s), ranks=1)
+        losses += [record["loss"] for record in records if "loss" in record]
+    assert losses == [record["loss"] for record in references("dropout")[0] if "loss" in record]
