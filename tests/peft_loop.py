@@ -46,6 +46,8 @@ def peft_model(recipe: TrainConfig) -> Any:  # Any: PeftModel
             layers_to_transform=list(adapter.blocks) or None,
             exclude_modules=list(adapter.excluded) or None,
             lora_dropout=adapter.dropout,
+            modules_to_save=list(recipe.tune.modules_to_save) if recipe.tune and adapter.saved else None,
+            ensure_weight_tying=bool(adapter.saved and recipe.model.tie_word_embeddings),
             rank_pattern=dict(adapter.ranks),
             alpha_pattern=dict(adapter.alphas),
             use_rslora=adapter.method == "rslora",
@@ -69,6 +71,10 @@ def peft_names(recipe: TrainConfig) -> dict[str, str]:
         return {ours: name for ours, name in theirs.items() if ours not in frozen}
     found = {}
     for ours, name in theirs.items():
+        if adapter.trains(ours):
+            module, _, kind = name.rpartition(".")
+            found[ours] = f"base_model.model.{module}.modules_to_save.default.{kind}"
+            continue
         if ours in ("embed.weight", "unembed.weight") and adapter.new_rows:
             where = f"base_model.model.{name.removesuffix('.weight')}"
             found[ours.replace("weight", "new_rows")] = (
@@ -76,10 +82,10 @@ def peft_names(recipe: TrainConfig) -> dict[str, str]:
             )
             continue
         *_, layer, kind = ours.split(".")
-        is_adapted = (
-            ours.startswith("layers.") and layer in adapter.layers and adapter.of(ours[: -len(".weight")])
-        )
-        if (kind == "weight" and is_adapted) or (ours == "unembed.weight" and adapter.unembed):
+        is_matrix = kind == "weight" and layer in PROJECTIONS
+        if (is_matrix and adapter.of(ours.removesuffix(".weight"))) or (
+            ours == "unembed.weight" and adapter.unembed
+        ):
             for part, peft in _PARTS.items():
                 if part != "magnitude" or adapter.has_magnitudes:
                     where = f"base_model.model.{name.removesuffix('.weight')}.{peft}"

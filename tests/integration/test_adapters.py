@@ -33,6 +33,13 @@ FUSED = ["qkv_proj", "gate_up_proj", "input_linear", "output_linear"]
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", *FUSED]
 KINDS = {
     "every-layer": {"r": 3, "lora_alpha": 5, "target_modules": ALL},
+    "patterns": {
+        "r": 4,
+        "lora_alpha": 6,
+        "target_modules": ALL,
+        "rank_pattern": {"v_proj": 7, r"layers\.0\.mlp\.up_proj": 1},
+        "alpha_pattern": {"self_attn.q_proj": 2},
+    },
     "two-layers": {
         "r": 8,
         "lora_alpha": 4,
@@ -205,8 +212,11 @@ def refused(base, tmp_path, *, settings=None, tensors=None):
         ({"peft_type": "IA3"}, "adapters must be LoRA (got 'IA3')"),
         ({"bias": "all"}, "bias is not supported (got 'all')"),
         ({"use_dora": True}, "'magnitude': (32,)}"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save is not supported (got ['lm_head'])"),
-        ({"alpha_pattern": {"q_proj": 3}}, "alpha_pattern is not supported"),
+        ({"modules_to_save": "lm_head"}, "modules_to_save must be a list of names (got 'lm_head')"),
+        ({"alpha_pattern": {"q_proj": "3"}}, "alpha_pattern must be a finite number (got '3')"),
+        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern must be a whole number from 1 to 512 (got 0)"),
+        ({"rank_pattern": {"(": 3}}, "rank_pattern must be a table of regular expressions"),
+        ({"rank_pattern": {"q_proj": 3}}, "have shapes {'A': (8, "),
         ({"of_the_future": 7}, "of_the_future is not supported (got 7)"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights changed the base weights (got 'pissa')"),
         ({"r": 0}, "r must be a whole number from 1 to 512 (got 0)"),

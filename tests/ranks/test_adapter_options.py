@@ -4,11 +4,19 @@ As in test_adapter_training.py; each method has one model, and peft's dropout ha
 """
 
 import pytest
+import torch
+from peft import PeftModel
 from tests.peft_loop import folder_of, peft_loop
 from tests.ranks.test_adapter_training import LOOKED_AT, SMALL, check, recipe_of, tuned
 from tests.ranks.test_adapter_training import corpus as corpus
-from transformers import LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig
 
+from penstock.checkpoint.adapter_run import open_with_adapter
+from penstock.checkpoint.open_model import open_model
+from penstock.cli.main import main
+from penstock.core.errors import ModelError
+from penstock.engine.model_runner.lora import Adapters
+from penstock.models.llama.model import Llama
 from penstock.testing.ranks import on_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -17,24 +25,34 @@ LORA = {"method": "lora", "rank": 4, "alpha": 6.0}
 METHODS = {
     "patterns": {
         **LORA,
-        "layers": r"model\.layers\.\d\.(self_attn|mlp)\.(q|v|up|down)_proj",
+        "layers": ("q_proj", "v_proj", "up_proj", "down_proj"),
         "layers_to_transform": (1,),
         "exclude_modules": ("down_proj",),
         "rank_pattern": {"v_proj": 2, r"layers\.1\.mlp\.up_proj": 3},
         "alpha_pattern": {"self_attn.q_proj": 3.0},
     },
+    "regex": {**LORA, "layers": r"model\.layers\.0\.(self_attn|mlp)\.(q|v|down)_proj"},
     "frozen": {
         "method": "full",
         "freeze": ("embed_tokens", r"layers\.0", "mlp.gate_proj", "input_layernorm"),
     },
     "dropout": {**LORA, "dropout": 0.3},
+    "saved": {
+        **LORA,
+        "layers": "attention",
+        "modules_to_save": ("embed_tokens", "lm_head", "post_attention_layernorm", "gate_proj"),
+    },
     "dora dropout": {**LORA, "method": "dora", "dropout": 0.3, "layers": ("query", "down")},
 }
 LAYOUTS = [
     ("patterns", 2, {"base_sharding": "sharded"}),
     ("patterns", 2, {"tensor": 2}),
+    ("regex", 2, {}),
     ("frozen", 2, {}),
     ("frozen", 2, {"pipeline": 2, "rows": 2}),
+    ("saved", 2, {"base_sharding": "sharded"}),
+    ("saved", 2, {"tensor": 2}),
+    ("saved", 2, {"pipeline": 2, "rows": 2}),
     ("dropout", 2, {"rows": 2}),
     ("dropout", 4, {"tensor": 2, "shard": 2}),
     ("dropout", 2, {"context": 2}),
@@ -84,3 +102,26 @@ def test_a_resumed_run_drops_what_the_whole_one_did_bit_for_bit(corpus, folder, 
         ((_, records, _),) = on_ranks(lambda world, s=stop: tuned(recipe, world, stop_at=s), ranks=1)
         losses += [record["loss"] for record in records if "loss" in record]
     assert losses == [record["loss"] for record in references("dropout")[0] if "loss" in record]
+
+
+def test_peft_opens_modules_that_were_trained_whole_and_an_engine_refuses_them_by_name(
+    corpus, folder, tmp_path
+):
+    recipe = recipe_of(corpus, folder, tmp_path / "run", METHODS["saved"], steps=2)
+    for _ in range(2):  # the second start resumes a run that has ended: nothing of the base is taken instead
+        ((first, _, _),) = on_ranks(lambda world: tuned(recipe, world), ranks=1)
+    merged, _ = open_model(tmp_path / "run")
+    assert torch.equal(merged.get_parameter("embed.weight"), first["embed.weight"])
+    out = tmp_path / "adapter"
+    assert main(["export", str(tmp_path / "run"), "--out", str(out)]) == 0
+    ids = torch.arange(40)[None]
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    theirs = PeftModel.from_pretrained(base, out).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(ids).logits, merged(ids), rtol=1e-4, atol=1e-5)
+    again, _ = open_with_adapter(out, base=folder)
+    for name, parameter in merged.named_parameters():
+        torch.testing.assert_close(again.get_parameter(name), parameter, rtol=0, atol=0)
+    model = Llama(merged.config)
+    with pytest.raises(ModelError, match=r"trained whole.*embed_tokens.*--merge --out DIR"):
+        Adapters(model, model.config).add("tuned", out)

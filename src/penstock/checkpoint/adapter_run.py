@@ -18,7 +18,13 @@ from penstock.checkpoint.find import SavedCheckpoint
 from penstock.checkpoint.layout import MODEL, CheckpointIndex, Meta
 from penstock.checkpoint.load import fill_boxes
 from penstock.checkpoint.load_start import fill_start
-from penstock.checkpoint.peft import base_weights_of, read_adapter, read_new_rows, read_settings
+from penstock.checkpoint.peft import (
+    base_weights_of,
+    read_adapter,
+    read_new_rows,
+    read_saved_modules,
+    read_settings,
+)
 from penstock.checkpoint.start import StartWeights, find_start, text_folder
 from penstock.core.boxes import whole
 from penstock.core.errors import CheckpointError, ModelError
@@ -58,7 +64,7 @@ def base_weights(meta: Meta, *, of: object) -> StartWeights:
 
 
 def read_adapter_tensors(saved: SavedCheckpoint, index: CheckpointIndex) -> dict[str, Tensor]:
-    """Return the adapter's parameters by name, whole, in the dtype in which they were trained.
+    """Return what was trained, by name: the adapter and modules that are trained whole. In float32.
 
     Raises:
         CheckpointDamaged: stored data was altered.
@@ -66,7 +72,7 @@ def read_adapter_tensors(saved: SavedCheckpoint, index: CheckpointIndex) -> dict
     stored = {
         name.removeprefix(MODEL): torch.empty(entry.shape)
         for name, entry in index.tensors.items()
-        if name.startswith(MODEL) and is_of_adapter(name)
+        if name.startswith(MODEL)
     }
     boxes = {f"{MODEL}{name}": (whole(tensor.shape), tensor) for name, tensor in stored.items()}
     fill_boxes(saved, index, boxes)
@@ -75,7 +81,9 @@ def read_adapter_tensors(saved: SavedCheckpoint, index: CheckpointIndex) -> dict
 
 def adapters_of(tensors: Mapping[str, Tensor], config: AdapterConfig) -> dict[str, Adapter]:
     """Return the adapter of each layer, by the layer's name."""
-    layers = dict.fromkeys(name.rpartition(".")[0] for name in tensors if not is_new_rows(name))
+    layers = dict.fromkeys(
+        name.rpartition(".")[0] for name in tensors if is_of_adapter(name) and not is_new_rows(name)
+    )
     return {
         layer: Adapter(
             tensors[f"{layer}.lora_a"],
@@ -108,7 +116,7 @@ def open_merged(
     adapters: Mapping[str, Adapter],
     *,
     base: str,
-    new_rows: Mapping[str, Tensor],
+    trained: Mapping[str, Tensor],
 ) -> nn.Module:
     """Return a base model with adapters merged: float32, on the CPU.
 
@@ -116,7 +124,8 @@ def open_merged(
         model: its config; may have more token ids than the base.
         adapters: by the name of the layer.
         base: as in AdapterConfig.
-        new_rows: last rows of the embedding and the output matrix, by name: `embed.new_rows`.
+        trained: parameters that were trained whole, by name, and last rows of the embedding and the output
+            matrix: `embed.new_rows`. Others are ignored.
     """
     with unfilled():
         network: nn.Module = FAMILIES[model.model_type](model)
@@ -127,7 +136,9 @@ def open_merged(
         weight = state[f"{layer}.weight"]
         rounding = "compute" if layer == OUTPUT_MATRIX else base  # only blocks are tuned rounded
         weight.copy_(merged_matrix(weight, adapter, rounding))
-    put_new_rows(state, new_rows)
+    for name in trained.keys() & state.keys():
+        state[name].copy_(trained[name])
+    put_new_rows(state, trained)
     return network
 
 
@@ -143,7 +154,7 @@ def merged_model(saved: SavedCheckpoint, index: CheckpointIndex) -> nn.Module:
     start = base_weights(meta, of=saved)
     tensors = read_adapter_tensors(saved, index)
     adapters = adapters_of(tensors, meta.adapter)
-    return open_merged(start, meta.model, adapters, base=meta.adapter.base, new_rows=tensors)
+    return open_merged(start, meta.model, adapters, base=meta.adapter.base, trained=tensors)
 
 
 def open_with_adapter(
@@ -168,10 +179,12 @@ def open_with_adapter(
         )
     start = find_start(Path(named), ignored_keys=ignored_keys)
     adapters = read_adapter(folder, start.model, base_hash=start.identity)
-    new_rows = read_new_rows(folder, start.model)
+    new_rows, saved = read_new_rows(folder, start.model), read_saved_modules(folder, start.model)
     num_rows = start.model.vocab_size + max(map(len, new_rows.values()), default=0)
-    grown = replace(start.model, vocab_size=num_rows)
-    model = open_merged(start, grown, adapters, base=base_weights_of(folder), new_rows=new_rows)
+    whole_rows = [len(saved[name]) for name in ("embed.weight", "unembed.weight") if name in saved]
+    grown = replace(start.model, vocab_size=max([num_rows, *whole_rows]))
+    trained = {**saved, **new_rows}
+    model = open_merged(start, grown, adapters, base=base_weights_of(folder), trained=trained)
     places = (folder, text_folder(start.folder))
     tokenizer = next((found for place in places if (found := place / TOKENIZER_FILE).is_file()), None)
     return cast(Llama, model).eval(), tokenizer

@@ -1,11 +1,12 @@
 """LoRA adapter files of PEFT: `adapter_config.json` and `adapter_model.safetensors`.
 
 An adapter adds (alpha / r) B A x to the outputs W x of some linear layers (Hu et al., arXiv:2106.09685), or
-alpha / sqrt(r) (rsLoRA, arXiv:2312.03732); DoRA also scales the outputs (arXiv:2402.09353). Anything else
-that PEFT can store (other methods, biases, whole layers, changed base weights) is refused by its key, unknown
-keys included, because an adapter applied in part gives wrong answers silently. Nothing is unpickled, and a
-tensor that belongs to no layer of the model is an error. Where the output matrix is adapted, PEFT stores a
-copy of the frozen one too, which is passed over.
+alpha / sqrt(r) (rsLoRA, arXiv:2312.03732); DoRA also scales the outputs (arXiv:2402.09353). Modules that are
+trained whole (modules_to_save) are merged, and refused where each request has its own adapter. Anything else
+that PEFT can store (other methods, biases, changed base weights) is refused by its key, unknown keys
+included, because an adapter applied in part gives wrong answers silently. Nothing is unpickled, and a tensor
+that belongs to no layer of the model is an error. Where the output matrix is adapted, PEFT stores a copy of
+the frozen one too, which is passed over.
 
 Rows of tokens that the base lacks (nn/new_rows.py) are PEFT's `trainable_token_indices`: whole rows, by token
 id. The model must have those rows before PEFT reads the folder: `model.resize_token_embeddings(n)`. The only
@@ -58,7 +59,18 @@ else:
 
 _CONFIG, _WEIGHTS, _PICKLED = ADAPTER_CONFIG, "adapter_model.safetensors", "adapter_model.bin"
 
-_READ = frozenset({"r", "lora_alpha", "use_rslora", "use_dora", "peft_type", "rank_pattern", "alpha_pattern"})
+_READ = frozenset(
+    {
+        "r",
+        "lora_alpha",
+        "use_rslora",
+        "use_dora",
+        "peft_type",
+        "rank_pattern",
+        "alpha_pattern",
+        "modules_to_save",
+    }
+)
 _OF_NO_EFFECT = frozenset({
     "alora_invocation_string", "auto_mapping", "base_model_name_or_path", "corda_config",
     "ensure_weight_tying", "eva_config", "exclude_modules", "inference_mode", "kasa_config",
@@ -153,6 +165,66 @@ def read_new_rows(folder: Path, config: LlamaConfig) -> dict[str, Tensor]:
     return {ours[layer].replace("weight", NEW_ROWS): rows for layer, rows in found.items()}
 
 
+def read_saved_modules(folder: Path, config: LlamaConfig) -> dict[str, Tensor]:
+    """Return the parameters that an adapter has whole, by our names; empty without any.
+
+    Args:
+        config: of the base. Matrices with a row per token may have more rows.
+
+    Raises:
+        ModelError: they are not those of this model, or have other shapes or non-finite values.
+    """
+    names = saved_modules(read_settings(folder))
+    theirs = {stored.tensor: ours for ours, stored in config.stored_rows.items() if stored.is_whole}
+    found = {}
+    with safetensors.safe_open(folder / _WEIGHTS, framework="pt") as file:
+        for stored in file.keys():  # noqa: SIM118 - not a mapping
+            if (name := _saved_name(stored, names)) is not None:
+                found[name] = file.get_tensor(stored)
+    shapes = config.parameter_shapes
+    for name, tensor in found.items():
+        wanted = shapes.get(theirs.get(name, ""), ())
+        is_vocabulary = theirs.get(name) in ("embed.weight", "unembed.weight")
+        fits = (
+            tensor.shape[1:] == wanted[1:]
+            and (len(tensor) >= wanted[0] if is_vocabulary else tensor.shape == wanted)
+            if wanted and tensor.ndim == len(wanted)
+            else False
+        )
+        if not fits or tensor.dtype not in _DTYPES or not tensor.isfinite().all():
+            raise ModelError(
+                f"{folder / _WEIGHTS}: {name} is no parameter of this model, or has non-finite values",
+                got=f"{tensor.dtype} of shape {tuple(tensor.shape)}",
+                fix=_CHECK,
+            )
+    whole = {name for name in theirs if any(_is_in(name, module) for module in names)}
+    if found.keys() != whole:
+        raise ModelError(
+            f"{folder / _WEIGHTS} lacks parameters that modules_to_save names, or the model does",
+            got=", ".join(sorted(found.keys() ^ whole)[:4]),
+            fix=_CHECK,
+        )
+    return {theirs[name]: tensor for name, tensor in found.items()}
+
+
+def saved_modules(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return PEFT's names of the modules that an adapter has whole: the last parts."""
+    return tuple(settings.get("modules_to_save") or ())
+
+
+def _saved_name(stored: str, modules: Collection[str]) -> str | None:
+    """Return the model's name of a stored parameter if a module is trained whole that has it."""
+    name = stored.removeprefix("base_model.model.")
+    is_saved = any(_is_in(name, module) for module in modules) and name.endswith((".weight", ".bias"))
+    is_plain = not any(part in name for part in (".lora_", ".base_layer.", ".token_adapter."))
+    return name if is_saved and is_plain else None
+
+
+def _is_in(name: str, module: str) -> bool:
+    """Return True if a parameter is that of a module, of whose name the end is given, as PEFT compares."""
+    return name.rpartition(".")[0].endswith(module)
+
+
 def _token_indices(settings: Mapping[str, Any], layer: str) -> list[int]:
     """Return the token ids whose rows of a layer an adapter has."""
     given = settings["trainable_token_indices"]
@@ -195,9 +267,15 @@ def save_adapter(
     check_new(folder)
     layout = model.stored_rows
     content: dict[str, Tensor] = {}
+    saved: dict[str, None] = {}
     modules: dict[str, _Parts] = {}
     token_indices: dict[str, list[int]] = {}
     for name, tensor in tensors.items():
+        if name in layout:  # trained whole
+            stored = layout[name].tensor
+            saved[stored.rpartition(".")[0]] = None
+            content[f"base_model.model.{stored}"] = tensor.detach().cpu().contiguous()
+            continue
         layer, _, part = name.rpartition(".")
         module = layout[f"{layer}.weight"].tensor.removesuffix(".weight")
         if is_new_rows(name):
@@ -232,7 +310,8 @@ def save_adapter(
         "bias": "none",
         "fan_in_fan_out": False,
         "init_lora_weights": True,
-        "modules_to_save": None,
+        "modules_to_save": _targets(saved, model) or None,
+        **({"ensure_weight_tying": True} if model.tie_word_embeddings and saved else {}),
         **({"trainable_token_indices": token_indices} if token_indices else {}),
     }
     metadata = {"format": "pt", _BASE_HASH: base_hash, _BASE_WEIGHTS: adapter.base}
@@ -292,10 +371,10 @@ def _plain(number: float) -> float:
 
 
 def _targets(modules: Collection[str], model: LlamaConfig) -> list[str]:
-    """Return PEFT's names of adapted layers: last parts if all layers that have them are adapted."""
-    every = [stored.tensor.removesuffix(".weight") for stored in model.stored_rows.values()]
+    """Return PEFT's names of modules: last parts if all modules that have them are among these."""
+    every = [stored.tensor.rpartition(".")[0] for stored in model.stored_rows.values()]
     short = {name.rpartition(".")[2] for name in modules}
-    if all(name in modules for name in every if name.rpartition(".")[2] in short):
+    if all(name in modules for name in every if name.endswith(tuple(short))):
         return list(dict.fromkeys(name.rpartition(".")[2] for name in modules))
     return list(modules)
 
@@ -310,9 +389,10 @@ def _read_tensors(
     found: dict[str, dict[str, Tensor]] = {}
     try:
         with safetensors.safe_open(folder / _WEIGHTS, framework="pt") as file:
+            whole = saved_modules(read_settings(folder))
             _check_base(folder, (file.metadata() or {}).get(_BASE_HASH), base_hash)
             for name in file.keys():  # noqa: SIM118 - not a mapping
-                if _TOKENS.fullmatch(name):  # read_new_rows reads them
+                if _TOKENS.fullmatch(name) or _saved_name(name, whole):  # read_new_rows, read_saved_modules
                     continue
                 if name == _FROZEN_OUTPUT and _is_of_this_size(file, name, config):
                     continue
@@ -376,7 +456,7 @@ def read_settings(folder: Path) -> Mapping[str, Any]:  # Any: JSON
             got=settings["init_lora_weights"],
             fix=_PLAIN,
         )
-    _check_numbers(path, settings)
+    _check_values(path, settings)
     return settings
 
 
@@ -388,7 +468,10 @@ def _where_an_adapter_may_be(folder: Path) -> str:
     return f"Give {below.parent}." if below else "Give the folder of a LoRA adapter saved by PEFT."
 
 
-def _check_numbers(path: Path, settings: Mapping[str, Any]) -> None:
+def _check_values(path: Path, settings: Mapping[str, Any]) -> None:
+    whole = settings.get("modules_to_save")
+    if whole and not (isinstance(whole, list) and all(isinstance(name, str) and name for name in whole)):
+        raise ModelError(f"{path}: modules_to_save must be a list of names", got=whole, fix=_PLAIN)
     ranks, alphas = _table(path, settings, "rank_pattern"), _table(path, settings, "alpha_pattern")
     for name, rank in (("r", settings.get("r")), *(("rank_pattern", rank) for rank in ranks)):
         if type(rank) is not int or not 1 <= rank <= MAX_RANK:

@@ -118,7 +118,11 @@ def _export_adapter(saved: SavedCheckpoint, arguments: argparse.Namespace) -> in
     if meta.adapter.new_rows:
         print(f"in PEFT, first resize its base: model.resize_token_embeddings({meta.model.vocab_size})")
     served = f"{shlex.quote(str(base))}{weights} --adapter {shlex.quote(f'NAME={arguments.out}')}"
-    print(f"serve it with its base: penstock serve {served}")
+    if meta.adapter.saved:
+        merged = f"penstock export {shlex.quote(str(arguments.checkpoint))} --merge --out DIR"
+        print(f"to serve it, merge it, because it trains modules whole: {merged}")
+    else:
+        print(f"serve it with its base: penstock serve {served}")
     return 0
 
 

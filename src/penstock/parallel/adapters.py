@@ -139,8 +139,16 @@ def add_adapters(
             round_frozen(layer, config.base)
     if config.unembed and isinstance(model.unembed, nn.Linear):  # otherwise another stage has it
         _adapt(model.unembed, config.of(OUTPUT_MATRIX) or config, mesh, dtype=dtype)
+    for name in config.saved:
+        for module in _named(model, name):
+            module.to(dtype).requires_grad_(True)
     if config.new_rows:
         _add_new_rows(model, config.new_rows, mesh, dtype=dtype)
+
+
+def _named(model: nn.Module, name: str) -> list[nn.Module]:
+    """Return the module of a name; none if another stage has it."""
+    return [module for path, module in model.named_modules() if path == name]
 
 
 def _first_input(layer: nn.Linear, mesh: DeviceMesh | None) -> int:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from penstock.core.errors import ConfigError
 from penstock.models.llama.config import LlamaConfig
-from penstock.nn.linear.adapter_config import GROUP, AdapterConfig
+from penstock.nn.linear.adapter_config import GROUP, OUTPUT_MATRIX, AdapterConfig
 from penstock.parallel.activation_checkpointing_plan import Mode
 from penstock.parallel.config import Schedule
 from penstock.parallel.ethernet.wire_size import BLOCK, CodecName, encoded_bytes
@@ -222,7 +222,7 @@ class TrainingStep:
             by_inputs = name in ("output", "down")  # the matrix with a side that is not cut is on every rank
             outputs, inputs = (outputs, inputs // tensor) if by_inputs else (outputs // tensor, inputs)
             numbers += self.adapter.num_parameters(outputs, inputs)
-        return numbers
+        return numbers + self.saved(in_blocks=True) // self.model.num_hidden_layers
 
     def summed_of_block(self) -> int:
         """Return the numbers of a block's adapters that every tensor-parallel rank holds whole.
@@ -250,7 +250,25 @@ class TrainingStep:
             return matrix / self.layout.tensor
         matrices = 1 if is_pipeline or self.model.tie_word_embeddings else 2
         rows = min(self.adapter.new_rows, self.model.vocab_size // self.layout.tensor)  # of the last slice
-        return float(rows * self.model.hidden_size * matrices + self.learned_of_output())
+        new = rows * self.model.hidden_size * matrices
+        return float(new + self.learned_of_output() + self.saved(in_blocks=False))
+
+    def saved(self, *, in_blocks: bool) -> int:
+        """Return the numbers of a tensor-parallel rank that are trained whole beside an adapter."""
+        if self.adapter is None or not self.adapter.saved:
+            return 0
+        shapes = self.model.parameter_shapes.items()
+        return sum(
+            math.prod(shape) // (self.layout.tensor if len(shape) > 1 else 1)
+            for name, shape in shapes
+            if self.adapter.trains(name) and name.startswith("layers.") == in_blocks
+        )
+
+    @property
+    def learns_output(self) -> bool:
+        """True if the whole output matrix is learned."""
+        matrix = "embed" if self.model.tie_word_embeddings else OUTPUT_MATRIX
+        return self.adapter is None or matrix in self.adapter.saved
 
     def learned_of_output(self) -> int:
         """Return the numbers of the output matrix's adapter on the rank with the loss, before FSDP shards."""

@@ -145,6 +145,11 @@ class Rank:
         if job.adapter is not None:
             outside = job.adapter.new_rows * model.hidden_size * (bool(first) + bool(last))
             outside += job.learned_of_output() * is_last
+            outside += sum(
+                matrix
+                for name, here in (("embed", first), ("unembed", last))
+                if here and name in job.adapter.saved
+            )
             frozen = round(len(mine) * job.frozen_block_bytes) + job.compute_bytes * (first + last)
             block = learned + (0 if job.whole_base else block)
             first, last = (0, 0) if job.whole_base else (first, last)  # what is gathered
@@ -280,7 +285,7 @@ class Rank:
         gradient = FLOAT32 * rows * model.hidden_size
         if job.adapter is not None and job.adapter.new_rows:
             product += self.c * rows * model.hidden_size  # frozen and new rows, joined
-        elif job.adapter is not None:  # the output matrix is frozen
+        elif job.adapter is not None and not job.learns_output:  # the output matrix is frozen
             product, gradient = 0, FLOAT32 * job.learned_of_output()
             if job.adapter.unembed:  # a second product
                 logits += self.c * at_once * rows
@@ -301,7 +306,10 @@ class Rank:
     @property
     def output_gradient(self) -> int:
         """Bytes of the output matrix's gradient, from the loss on."""
-        return 0 if self.job.adapter is not None else self.c * (self.last or self.first)
+        if not self.job.learns_output:
+            return 0
+        matrix = self.job.model.vocab_size * self.job.model.hidden_size // self.job.layout.tensor
+        return self.c * (self.last or self.first or matrix * self.has_loss)
 
     @property
     def tables(self) -> int:

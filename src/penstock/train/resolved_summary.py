@@ -1,5 +1,6 @@
 """Resolved summary of a recipe: sizes, FLOPs and memory before the run; imports no torch."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +64,9 @@ def _learned_parameters(config: TrainConfig) -> int:
     of_output = 0
     if (own := adapter.of(OUTPUT_MATRIX)) is not None:
         of_output = own.num_parameters(model.vocab_size, model.hidden_size)
-    return of_blocks + new_rows + of_output
+    shapes = model.parameter_shapes
+    whole = sum(math.prod(shape) for name, shape in shapes.items() if adapter.trains(name))
+    return of_blocks + new_rows + of_output + whole
 
 
 def derive(config: TrainConfig, *, world_size: int) -> Derived:

@@ -9,6 +9,7 @@ Layers are wrapped when modules first compute a step; steps that the native deco
 either, on the rank that has them.
 """
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from penstock.checkpoint.peft import read_adapter, read_new_rows
-from penstock.core.errors import UsageError, nearest
+from penstock.checkpoint.peft import read_adapter, read_new_rows, read_settings, saved_modules
+from penstock.core.errors import ModelError, UsageError, nearest
 from penstock.engine.model_runner.adapted_linear import (
     AdaptedLinear,
     AdapterUpdate,
@@ -81,6 +82,13 @@ class Adapters:
             raise UsageError("The name of an adapter is empty", got=name, fix="Give it a name.")
         if name in self.indexes:
             raise UsageError("An adapter of that name exists", got=name, fix="Remove it first.")
+        if whole := saved_modules(read_settings(folder)):
+            raise ModelError(
+                f"{folder} has modules that are trained whole, which requests cannot have of their own",
+                got=", ".join(whole),
+                fix=f"Write a model with `penstock export {shlex.quote(str(folder))} --merge --out DIR`, and "
+                "serve that.",
+            )
         found = read_adapter(folder, self._whole, place=self._place, base_hash=self._base_hash)
         rows = read_new_rows(folder, self._whole)
         rank = max(len(adapter.a) for adapter in found.values())

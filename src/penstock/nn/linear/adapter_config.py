@@ -69,6 +69,8 @@ class AdapterConfig:
     """Storage of the blocks' adapted frozen weights: the dtype of compute, or rounded to 8 or 4 bits."""
     new_rows: int = 0
     """Token ids that the base lacks: their rows of the embedding and the output matrix are trained too."""
+    saved: tuple[str, ...] = ()
+    """Names of modules that are trained whole, as the model has them: `embed`, `layers.0.mlp_norm`."""
     dropout: float = 0.0
     """Share of an adapted layer's inputs that its adapter does not see in a training step."""
     blocks: tuple[int, ...] = ()
@@ -139,6 +141,14 @@ class AdapterConfig:
             rank=_of_pattern(self.ranks, (module,), self.rank),
             alpha=_of_pattern(self.alphas, (module,), self.alpha),
         )
+
+    def trains(self, name: str) -> bool:
+        """Return True if a parameter of the base, by its name, is trained whole.
+
+        >>> AdapterConfig(method="lora", rank=1, alpha=1.0, layers=(), saved=("norm",)).trains("norm.weight")
+        True
+        """
+        return name.rpartition(".")[0] in self.saved
 
     def within(self, num_blocks: int) -> "AdapterConfig":
         """Return the adapter with the layers that its patterns leave in at least one block."""

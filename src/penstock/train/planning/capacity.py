@@ -65,7 +65,8 @@ def memory_of(config: TrainConfig, *, world_size: int, here: int, on_cpu: bool) 
     rows = check_rows(config, world_size=layout.num_data)
     memory = memory_plan(config, layout, on_cpu=on_cpu)
     # a copy of what a checkpoint holds, of which replicas write a share each; of adapters it is little
-    saved = 0 if config.adapter is not None else (memory.weights + memory.optimizer) // layout.replicate
+    is_little = config.adapter is not None and not config.adapter.saved
+    saved = 0 if is_little else (memory.weights + memory.optimizer) // layout.replicate
     batches = (2 + config.data.prefetch) * rows * config.data.longest * _BATCH_BYTES_PER_TOKEN
     host, device = saved + batches, 0
     if on_cpu:

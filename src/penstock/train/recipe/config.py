@@ -8,7 +8,7 @@ from typing import Literal
 from penstock.core.checks import at_least, check_seconds
 from penstock.core.errors import ConfigError
 from penstock.models.llama.config import LlamaConfig
-from penstock.nn.linear.adapter_config import AdapterConfig
+from penstock.nn.linear.adapter_config import OUTPUT_MATRIX, AdapterConfig
 from penstock.parallel import layout
 from penstock.parallel.activation_checkpointing_plan import RecomputeConfig
 from penstock.parallel.config import CompileConfig, EthernetConfig
@@ -415,6 +415,9 @@ class TrainConfig:
         adapter = None if self.tune is None else self.tune.adapter_of(self.model)
         if adapter is None or not self.run.start_vocab_size:
             return adapter
+        matrices = {"embed"} if self.model.tie_word_embeddings else {"embed", OUTPUT_MATRIX}
+        if matrices <= set(adapter.saved):  # whole matrices have the new rows
+            return adapter
         return replace(adapter, new_rows=self.model.vocab_size - self.run.start_vocab_size)
 
     def _check_adapter(self) -> None:
@@ -432,6 +435,17 @@ class TrainConfig:
             raise ConfigError(
                 f"tune.method {self.tune.method!r} needs weights to adapt, and random ones are not worth it",
                 fix="Set run.start_from to a Hugging Face folder or a run.",
+            )
+        if (
+            self.adapter is not None
+            and self.adapter.new_rows
+            and {"embed", OUTPUT_MATRIX} & {*self.adapter.saved}
+        ):
+            raise ConfigError(
+                "tune.modules_to_save names one of the two matrices that get rows for "
+                f"{self.adapter.new_rows} new tokens",
+                got=list(self.tune.modules_to_save),
+                fix='Name both, ["embed_tokens", "lm_head"], or neither: new rows are trained in any case.',
             )
         if self.precision.linear != "compute":
             raise ConfigError(

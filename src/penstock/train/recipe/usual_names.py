@@ -59,6 +59,7 @@ NAMES: Final[dict[str, str]] = {
     "tune.rank": "lora_r r lora_rank",
     "tune.alpha": "lora_alpha",
     "tune.dropout": "lora_dropout",
+    "tune.modules_to_save": "lora_modules_to_save",
     "tune.freeze": "frozen_parameters freeze_layers",
     "tune.layers": "target_modules lora_target_modules lora_target_linear lora_modules",
     "tune.base": "load_in_8bit load_in_4bit",

@@ -51,6 +51,9 @@ class TuneConfig:
     exclude_modules: tuple[str, ...] = ()
     """Layers without an adapter: last parts of names, such as "down_proj" or "layers.0.mlp.up_proj", or
     regular expressions of whole names."""
+    modules_to_save: tuple[str, ...] = ()
+    """Modules that are trained whole beside the adapter, by the last parts of their names: "embed_tokens",
+    "lm_head", "norm", "input_layernorm"."""
     rank_pattern: dict[str, int] = field(default_factory=dict)
     """Other ranks for some layers, by a regular expression of the last parts of their names, as in PEFT."""
     alpha_pattern: dict[str, float] = field(default_factory=dict)
@@ -104,16 +107,7 @@ class TuneConfig:
         if not self.alpha > 0:
             raise ConfigError("tune.alpha must be above 0", got=self.alpha, fix="Twice tune.rank is usual.")
         self._check_patterns()
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(
-                "tune.dropout must be from 0 to below 1", got=self.dropout, fix="0.05 and 0.1 are usual."
-            )
-        if self.dropout and self.method == "full":
-            raise ConfigError(
-                "tune.dropout is of an adapter's inputs, and tune.method 'full' has no adapter",
-                got=self.dropout,
-                fix="Leave it out, or set tune.method to 'lora', 'rslora' or 'dora'.",
-            )
+        self._check_adapter_only()
         if self.method == "full" and self.base != "compute":
             raise ConfigError(
                 "tune.base rounds weights that do not change, and tune.method 'full' changes all",
@@ -125,6 +119,25 @@ class TuneConfig:
                 f"tune.base {self.base!r} is kept whole on each rank: its rounded weights are not sharded",
                 got=self.base_sharding,
                 fix="Leave tune.base_sharding out, or tune.base.",
+            )
+
+    def _check_adapter_only(self) -> None:
+        """Refuse a dropout that is no share, and keys of adapters where there is none."""
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(
+                "tune.dropout must be from 0 to below 1", got=self.dropout, fix="0.05 and 0.1 are usual."
+            )
+        if self.modules_to_save and self.method == "full":
+            raise ConfigError(
+                "tune.modules_to_save is for adapters: tune.method 'full' trains all modules whole",
+                got=list(self.modules_to_save),
+                fix="Leave it out; tune.freeze leaves parameters as they are.",
+            )
+        if self.dropout and self.method == "full":
+            raise ConfigError(
+                "tune.dropout is of an adapter's inputs, and tune.method 'full' has no adapter",
+                got=self.dropout,
+                fix="Leave it out, or set tune.method to 'lora', 'rslora' or 'dora'.",
             )
 
     def _check_patterns(self) -> None:
@@ -217,8 +230,58 @@ class TuneConfig:
         )
 
     def adapter_of(self, model: LlamaConfig) -> AdapterConfig | None:
-        """Return the adapter with the kinds of layers that it has in a model."""
-        return None if self.adapter is None else self.adapter.within(model.num_hidden_layers)
+        """Return the adapter with the kinds of layers that it has in a model.
+
+        Raises:
+            ConfigError: modules_to_save names what cannot be trained whole.
+        """
+        if self.adapter is None:
+            return None
+        adapter = self.adapter.within(model.num_hidden_layers)
+        return replace(adapter, saved=self._saved(model, adapter)) if self.modules_to_save else adapter
+
+    def _saved(self, model: LlamaConfig, adapter: AdapterConfig) -> tuple[str, ...]:
+        """Return the names of the modules of modules_to_save."""
+        layout = model.stored_rows
+        modules = {
+            ours.rpartition(".")[0]: stored.tensor.rpartition(".")[0] for ours, stored in layout.items()
+        }
+        found: dict[str, None] = {}
+        for wanted in self.modules_to_save:
+            fitting = [
+                ours
+                for ours, theirs in modules.items()
+                if any(name == wanted or name.endswith(f".{wanted}") for name in (ours, theirs))
+            ]
+            if not fitting:
+                if model.tie_word_embeddings and wanted in ("lm_head", OUTPUT_MATRIX):
+                    fix = "Write 'embed_tokens': this model's output matrix is the embedding."
+                else:
+                    parts = {name.rpartition(".")[2] for name in (*modules, *modules.values())}
+                    fix = nearest(wanted, sorted(parts))
+                raise ConfigError(
+                    "tune.modules_to_save names a module that the model does not have", got=wanted, fix=fix
+                )
+            for name in fitting:
+                if not layout[f"{name}.weight"].is_whole:
+                    raise ConfigError(
+                        f"tune.modules_to_save names {name!r}, which {model.model_type} models store in one "
+                        "matrix with others, or in another order",
+                        got=wanted,
+                        fix="Leave it out, or give it an adapter.",
+                    )
+                if (
+                    name.rpartition(".")[2] in (*LINEAR_LAYERS, OUTPUT_MATRIX)
+                    and adapter.of(name) is not None
+                ):
+                    rounded = f" and is rounded to {self.base}" if self.base != "compute" else ""
+                    raise ConfigError(
+                        f"tune.modules_to_save names {name!r}, which has an adapter{rounded}",
+                        got=wanted,
+                        fix="Add it to tune.exclude_modules, or leave it out here.",
+                    )
+            found |= dict.fromkeys(fitting)
+        return tuple(name for name in modules if name in found)
 
     def check_slices(self, model: LlamaConfig, *, ranks: int) -> None:
         """Refuse tensor parallelism that would cut a group of inputs that share a scale of 4-bit weights.
