@@ -1,4 +1,4 @@
-"""Masks of an adapter's dropout: functions of seed, step, layer, sample and position, wherever they are made."""
+"""Masks of dropout: functions of seed, step, layer, sample and position, wherever they are made."""
 
 import copy
 
@@ -6,8 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.examples import examples
-from tests.families import small_llama
 
 from penstock.models.llama.model import Llama
 from penstock.nn.linear.adapter_config import LINEAR_LAYERS, AdapterConfig
@@ -16,6 +14,8 @@ from penstock.parallel.activation_checkpointing import recompute
 from penstock.parallel.adapters import add_adapters
 from penstock.parallel.apply import compile_blocks
 from penstock.parallel.config import CompileConfig
+from tests.examples import examples
+from tests.families import small_llama
 
 SAMPLES = torch.tensor([5, 9, 2**40])
 KEYS = token_keys(SAMPLES, 12, seed=3, step=7)
@@ -77,7 +77,7 @@ def adapted(method):
 
 
 def passes(model, keys):
-    """Return the outputs and the gradients of two micro-batches whose backward passes follow both forwards."""
+    """Return the outputs and gradients of two micro-batches; the backward passes follow both forwards."""
     model.zero_grad()
     ids = torch.arange(24).view(2, 12) % model.config.vocab_size
     outputs = [model(ids, token_keys=None if keys is None else keys[rows]) for rows in ([0, 1], [1, 2])]
