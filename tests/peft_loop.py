@@ -148,7 +148,7 @@ class MaskedByHand(torch.nn.Module):
 
     def __init__(self, rate: float, layer: str) -> None:
         super().__init__()
-        self.dropout = Dropout(rate, layer)
+        self.dropout = Dropout.of(rate, layer)
 
     def forward(self, x: Tensor) -> Tensor:
         kept = self.dropout.kept(self.keys, x.shape[-1])

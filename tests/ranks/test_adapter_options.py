@@ -18,6 +18,9 @@ from penstock.core.errors import ModelError
 from penstock.engine.model_runner.lora import Adapters
 from penstock.models.llama.model import Llama
 from penstock.testing.ranks import on_ranks
+from penstock.testing.training import records_of
+from penstock.train.live_engine import fill_whole
+from penstock.train.setup import open_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
@@ -49,7 +52,7 @@ LAYOUTS = [
     ("patterns", 2, {"tensor": 2}),
     ("regex", 2, {}),
     ("frozen", 2, {}),
-    ("frozen", 2, {"pipeline": 2, "rows": 2}),
+    ("frozen", 2, {"tensor": 2}),
     ("saved", 2, {"base_sharding": "sharded"}),
     ("saved", 2, {"tensor": 2}),
     ("saved", 2, {"pipeline": 2, "rows": 2}),
@@ -102,6 +105,23 @@ def test_a_resumed_run_drops_what_the_whole_one_did_bit_for_bit(corpus, folder, 
         ((_, records, _),) = on_ranks(lambda world, s=stop: tuned(recipe, world, stop_at=s), ranks=1)
         losses += [record["loss"] for record in records if "loss" in record]
     assert losses == [record["loss"] for record in references("dropout")[0] if "loss" in record]
+
+
+@pytest.mark.parametrize(("method", "ranks"), [("patterns", 2), ("saved", 2), ("frozen", 1)], ids=str)
+def test_the_live_weights_are_those_of_the_checkpoint_merged(corpus, folder, tmp_path, method, ranks):
+    recipe = recipe_of(corpus, folder, tmp_path / "run", METHODS[method], steps=2)
+
+    def live(world):
+        state = open_state(recipe, world)
+        records_of(state, recipe, world)
+        model = Llama(recipe.model) if world.is_first else None
+        fill_whole(model, state, recipe, world)
+        return None if model is None else dict(model.named_parameters())
+
+    found, *_ = on_ranks(live, ranks=ranks)
+    merged, _ = open_model(tmp_path / "run")
+    for name, parameter in merged.named_parameters():
+        torch.testing.assert_close(found[name], parameter, rtol=1e-6, atol=1e-7)
 
 
 def test_peft_opens_modules_that_were_trained_whole_and_an_engine_refuses_them_by_name(

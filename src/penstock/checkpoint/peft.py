@@ -17,6 +17,7 @@ metadata of the weights, where PEFT passes over it. An adapter for another base 
 """
 
 import json
+import math
 import re
 import shlex
 import sys

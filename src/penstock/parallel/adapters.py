@@ -132,7 +132,7 @@ def add_adapters(
         if isinstance(module, nn.Linear) and (own := config.of(f"layers.{name}")) is not None:
             _adapt(module, own, mesh, dtype=dtype)
             if config.dropout:
-                module.dropout = Dropout(config.dropout, f"layers.{name}", _first_input(module, mesh))  # type: ignore[assignment]
+                module.dropout = Dropout.of(config.dropout, f"layers.{name}", _first_input(module, mesh))  # type: ignore[assignment]
                 module.token_keys = None  # type: ignore[assignment]  # not a module or tensor
     if config.base != "compute":
         for _, layer in adapted_layers(model):

@@ -266,12 +266,12 @@ def _merge_adapters(
     rooms = {
         f"{layer}.{part}": torch.empty(shape, device=world.device)
         for layer in block_layers(config.num_hidden_layers)
-        if (own := adapter.of(layer)) is not None
-        for part, shape in adapter_shapes(own, *config.linear_shapes[layer.rpartition(".")[2]]).items()
+        if (of_layer := adapter.of(layer)) is not None
+        for part, shape in adapter_shapes(of_layer, *config.linear_shapes[layer.rpartition(".")[2]]).items()
     }
     if adapter.unembed:
-        own = adapter.of(OUTPUT_MATRIX) or adapter
-        shapes = adapter_shapes(own, config.vocab_size, config.hidden_size)
+        of_output = adapter.of(OUTPUT_MATRIX) or adapter
+        shapes = adapter_shapes(of_output, config.vocab_size, config.hidden_size)
         rooms |= {
             f"{OUTPUT_MATRIX}.{part}": torch.empty(shape, device=world.device)
             for part, shape in shapes.items()

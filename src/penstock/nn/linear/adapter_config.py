@@ -113,13 +113,13 @@ class AdapterConfig:
         >>> some.of("layers.1.attention.query"), some.of("layers.0.mlp.down")
         (None, None)
         """
-        names = (name, _hugging_face_name(name))
         kind = name.rpartition(".")[2]
         if name != OUTPUT_MATRIX:
             if kind not in self.layers or (self.blocks and int(name.split(".")[1]) not in self.blocks):
                 return None
         elif not self.unembed:
             return None
+        names = (name, _hugging_face_name(name))
         if self.pattern and not any(re.fullmatch(self.pattern, one) for one in names):
             return None
         if any(_ends_with(one, end) or _is_whole(end, one) for end in self.excluded for one in names):

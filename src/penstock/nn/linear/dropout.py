@@ -31,10 +31,15 @@ class Dropout:
 
     rate: float
     """Share of inputs that are dropped; others are multiplied by 1 / (1 - rate)."""
-    layer: str
-    """Name of the layer in the model."""
+    key: int
+    """Key of the layer, an int64."""
     first: int = 0
     """Number of this rank's first input, where inputs are sliced."""
+
+    @classmethod
+    def of(cls, rate: float, layer: str, first: int = 0) -> "Dropout":
+        """Return the dropout of a layer, by its name in the model."""
+        return cls(rate, signed(key_of(0, "dropout", layer)), first)
 
     @property
     def num_dropped(self) -> int:
@@ -50,7 +55,7 @@ class Dropout:
         """Return True for each of `size` inputs of each token that stays."""
         start, past = self.first // _PER_WORD, -(-(self.first + size) // _PER_WORD)
         words = torch.arange(start, past, device=keys.device)
-        of_layer = mix64(keys ^ signed(key_of(0, "dropout", self.layer)))
+        of_layer = mix64(keys ^ self.key)
         bits = mix64(of_layer[..., None] ^ words).view(torch.int16)
         skipped = self.first - start * _PER_WORD
         return bits[..., skipped : skipped + size] >= self.num_dropped - _VALUES // 2

@@ -372,10 +372,37 @@ class TrainConfig:
             self._check_moments()
         if self.adapter is not None:
             self._check_adapter()
-        if self.tune is not None and self.tune.freeze:
+        if self.tune is not None and self.parallel.pipeline > 1:
+            self._check_stages(self.tune)
+        elif self.tune is not None:
             self.tune.frozen(self.model)
         if self.tune is not None and self.tune.is_preference:
             self._check_preference(self.tune)
+
+    def _check_stages(self, tune: TuneConfig) -> None:
+        """Refuse a pipeline with a stage that learns nothing: its outputs would have no gradients."""
+        adapter, frozen = self.adapter, tune.frozen(self.model)
+        stages, num_blocks = (
+            self.parallel.pipeline * self.parallel.stages_per_rank,
+            self.model.num_hidden_layers,
+        )
+        learned = {name for name in self.model.parameter_shapes if name not in frozen}
+        if adapter is not None:
+            learned = {
+                name
+                for name in learned
+                if adapter.trains(name)
+                or (name.startswith("layers.") and adapter.of(name.removesuffix(".weight")) is not None)
+            }
+        for stage in range(stages):
+            blocks = {f"layers.{n}." for n in layout.blocks_of(stage, stages=stages, num_blocks=num_blocks)}
+            ends = {"embed."} if stage == 0 else {"norm.", "unembed."} if stage == stages - 1 else set()
+            if not any(name.startswith((*blocks, *ends)) for name in learned):
+                raise ConfigError(
+                    f"Stage {stage} of the pipeline learns nothing, and its outputs need gradients",
+                    got=f"parallel.pipeline {self.parallel.pipeline}",
+                    fix="Set parallel.pipeline to 1, or let tune leave something to learn in each stage.",
+                )
 
     def _check_columns(self) -> None:
         """Refuse columns of a corpus that no objective reads."""

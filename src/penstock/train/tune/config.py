@@ -211,7 +211,7 @@ class TuneConfig:
         """The adapter that is trained; None: all weights are."""
         if self.method == "full":
             return None
-        layers = (*LINEAR_LAYERS, OUTPUT_MATRIX)
+        layers: tuple[str, ...] = (*LINEAR_LAYERS, OUTPUT_MATRIX)
         if not self.pattern:
             layers = layers_named(self.layers, key="tune.layers")
         return AdapterConfig(

@@ -32,14 +32,14 @@ KEYS = token_keys(SAMPLES, 12, seed=3, step=7)
 def test_a_rank_with_some_rows_tokens_and_inputs_makes_that_part_of_the_mask(
     rate, first, size, rows, columns
 ):
-    whole = Dropout(rate, "layers.0.mlp.down").kept(KEYS, first + size)
+    whole = Dropout.of(rate, "layers.0.mlp.down").kept(KEYS, first + size)
     keys = token_keys(SAMPLES[list(rows)], 12, seed=3, step=7)[:, slice(*columns)]
-    part = Dropout(rate, "layers.0.mlp.down", first).kept(keys, size)
+    part = Dropout.of(rate, "layers.0.mlp.down", first).kept(keys, size)
     assert torch.equal(part, whole[list(rows)][:, slice(*columns), first:])
 
 
 def test_the_share_that_is_kept_is_that_of_the_rate_for_every_input_and_mean_values_stay():
-    dropout = Dropout(0.25, "layers.1.mlp.up")
+    dropout = Dropout.of(0.25, "layers.1.mlp.up")
     keys = token_keys(torch.arange(64), 64, seed=0, step=1)
     kept = dropout.kept(keys, 256).flatten(0, 1).double()
     assert kept.mean().item() == pytest.approx(0.75, abs=4 * (0.1875 / kept.numel()) ** 0.5)
@@ -53,16 +53,16 @@ def test_the_share_that_is_kept_is_that_of_the_rate_for_every_input_and_mean_val
 @pytest.mark.parametrize(
     "other",
     [
-        Dropout(0.5, "layers.0.mlp.gate").kept(KEYS, 64),
-        Dropout(0.5, "layers.0.mlp.up").kept(token_keys(SAMPLES, 12, seed=4, step=7), 64),
-        Dropout(0.5, "layers.0.mlp.up").kept(token_keys(SAMPLES, 12, seed=3, step=8), 64),
-        Dropout(0.5, "layers.0.mlp.up").kept(token_keys(SAMPLES + 1, 12, seed=3, step=7), 64),
-        Dropout(0.5, "layers.0.mlp.up").kept(KEYS.roll(1, 1), 64),
+        Dropout.of(0.5, "layers.0.mlp.gate").kept(KEYS, 64),
+        Dropout.of(0.5, "layers.0.mlp.up").kept(token_keys(SAMPLES, 12, seed=4, step=7), 64),
+        Dropout.of(0.5, "layers.0.mlp.up").kept(token_keys(SAMPLES, 12, seed=3, step=8), 64),
+        Dropout.of(0.5, "layers.0.mlp.up").kept(token_keys(SAMPLES + 1, 12, seed=3, step=7), 64),
+        Dropout.of(0.5, "layers.0.mlp.up").kept(KEYS.roll(1, 1), 64),
     ],
     ids=["layer", "seed", "step", "sample", "position"],
 )
 def test_masks_of_another_layer_seed_step_sample_or_position_are_unrelated(other):
-    equal = (other == Dropout(0.5, "layers.0.mlp.up").kept(KEYS, 64)).double().mean().item()
+    equal = (other == Dropout.of(0.5, "layers.0.mlp.up").kept(KEYS, 64)).double().mean().item()
     assert equal == pytest.approx(0.5, abs=5 * 0.5 / other.numel() ** 0.5)
 
 
@@ -85,6 +85,7 @@ def passes(model, keys):
     return [each.detach() for each in outputs], [p.grad for p in model.parameters() if p.grad is not None]
 
 
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of what it does itself
 @pytest.mark.parametrize("method", ["lora", "dora"])
 def test_recomputed_and_compiled_blocks_drop_what_plain_ones_do(method):
     plain = adapted(method)
