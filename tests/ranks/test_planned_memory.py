@@ -42,6 +42,24 @@ CASES = {
         2,
         {"tune": {**LORA, "layers": "attention"}, "parallel": {"tensor": 2}},
     ),
+    "adapters with dropout": (1, {"tune": {**LORA, "dropout": 0.1}}),
+    "adapters with dropout, slices": (2, {"tune": {**LORA, "dropout": 0.1}, "parallel": {"tensor": 2}}),
+    "adapters, whole matrices": (2, {"tune": {**LORA, "modules_to_save": ["embed_tokens", "lm_head"]}}),
+    "adapters, whole matrices, alone": (
+        1,
+        {"tune": {**LORA, "dropout": 0.1, "modules_to_save": ["embed_tokens", "lm_head", "norm"]}},
+    ),
+    "adapters, whole layers": (
+        2,
+        {
+            "tune": {
+                **LORA,
+                "layers": "attention",
+                "base_sharding": "sharded",
+                "modules_to_save": ["lm_head", "gate_proj"],
+            }
+        },
+    ),
     "adapters, 4 bits": (1, {"tune": {**LORA, "base": "int4"}}),
     "adapters, 8 bits, slices": (2, {"tune": {**LORA, "base": "int8"}, "parallel": {"tensor": 2}}),
     "adapters, stretches": (2, {"tune": LORA, "parallel": {"context": 2}}),
@@ -61,6 +79,7 @@ SHORT = (
     "breadth first",
     "adapters, sharded base",
     "adapters, 4 bits",
+    "adapters, whole matrices, alone",
 )
 
 

@@ -222,8 +222,9 @@ def _saved_name(stored: str, modules: Collection[str]) -> str | None:
 
 
 def _is_in(name: str, module: str) -> bool:
-    """Return True if a parameter is that of a module, of whose name the end is given, as PEFT compares."""
-    return name.rpartition(".")[0].endswith(module)
+    """Return True if a parameter is inside a module, of whose name the end is given, as PEFT compares."""
+    parts = name.split(".")
+    return any(".".join(parts[:n]).endswith(module) for n in range(1, len(parts)))
 
 
 def _token_indices(settings: Mapping[str, Any], layer: str) -> list[int]:

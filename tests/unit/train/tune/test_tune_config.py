@@ -77,6 +77,8 @@ def test_modules_to_save_are_found_in_the_model():
     assert adapter.saved == ("embed", "layers.0.mlp.gate", "layers.1.mlp.gate", "norm")
     assert adapter.trains("layers.1.mlp.gate.weight")
     assert not adapter.trains("layers.1.mlp.up.weight")
+    whole = checked(**LORA, layers="attention", modules_to_save=["layers.1.mlp"])
+    assert whole.saved == ("layers.1.mlp.gate", "layers.1.mlp.up", "layers.1.mlp.down")
 
 
 @pytest.mark.parametrize(
