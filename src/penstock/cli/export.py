@@ -119,8 +119,8 @@ def _export_adapter(saved: SavedCheckpoint, arguments: argparse.Namespace) -> in
         print(f"in PEFT, first resize its base: model.resize_token_embeddings({meta.model.vocab_size})")
     served = f"{shlex.quote(str(base))}{weights} --adapter {shlex.quote(f'NAME={arguments.out}')}"
     if meta.adapter.saved:
-        merged = f"penstock export {shlex.quote(str(arguments.checkpoint))} --merge --out DIR"
-        print(f"to serve it, merge it, because it trains modules whole: {merged}")
+        run = shlex.quote(str(arguments.checkpoint))
+        print(f"to serve its modules that were trained whole: penstock export {run} --merge --out DIR")
     else:
         print(f"serve it with its base: penstock serve {served}")
     return 0
