@@ -353,8 +353,9 @@ class TuneConfig:
                 fix="Leave one of them out.",
             )
         if not adapter.layers:
+            named = f"names {OUTPUT_MATRIX!r} alone" if adapter.unembed else "names no layer of the model"
             raise ConfigError(
-                "tune.layers and its patterns name no layer of the blocks, which must learn something",
+                f"tune.layers {named}, and blocks that learn nothing are not supported",
                 got=self.layers,
                 fix=f'Name layers of the blocks too, or all of them: ["all", "{OUTPUT_MATRIX}"].',
             )

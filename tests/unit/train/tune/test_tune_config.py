@@ -86,7 +86,7 @@ def test_modules_to_save_are_found_in_the_model():
     [
         ({**LORA, "layers": "atention"}, MODEL, "does not have.*Did you mean 'attention'"),
         ({**LORA, "layers": ["q_proj", "vproj"]}, MODEL, "does not have.*Did you mean 'v_proj'"),
-        ({**LORA, "layers": ".*layers.9.self_attn.q_proj"}, MODEL, "name no layer of the blocks"),
+        ({**LORA, "layers": ".*layers.9.self_attn.q_proj"}, MODEL, "names no layer of the model, and blocks"),
         ({**LORA, "layers": "(x"}, MODEL, "tune.layers is not a regular expression"),
         ({**LORA, "layers_to_transform": [2]}, MODEL, r"does not have \(got 2\)\. Its blocks are 0 to 1"),
         (
