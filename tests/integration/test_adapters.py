@@ -37,8 +37,11 @@ KINDS = {
         "r": 4,
         "lora_alpha": 6,
         "target_modules": ALL,
-        "rank_pattern": {"v_proj": 7, r"layers\.0\.mlp\.up_proj": 1},
-        "alpha_pattern": {"self_attn.q_proj": 2},
+        "rank_pattern": {
+            "(v|qkv)_proj": 7,
+            r"layers\.0\.(mlp|shared_mlp)\.(up_proj|gate_up_proj|input_linear)": 1,
+        },
+        "alpha_pattern": {"self_attn.(q|qkv)_proj": 2},
     },
     "two-layers": {
         "r": 8,

@@ -54,6 +54,13 @@ BASES = {
 TUNES = {
     "lora": {"method": "lora", "rank": 4, "alpha": 6.5},
     "some": {"method": "rslora", "rank": 3, "alpha": 3, "layers": ["query", "value", "up", "down"]},
+    "ranks": {
+        "method": "lora",
+        "rank": 4,
+        "alpha": 6,
+        "rank_pattern": {"v_proj": 2},
+        "alpha_pattern": {"q_proj": 3},
+    },
     "dora": {"method": "dora", "rank": 3, "alpha": 6},
 }
 

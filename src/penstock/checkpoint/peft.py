@@ -274,9 +274,9 @@ def save_adapter(
     token_indices: dict[str, list[int]] = {}
     for name, tensor in tensors.items():
         if name in layout:  # trained whole
-            stored = layout[name].tensor
-            saved[stored.rpartition(".")[0]] = None
-            content[f"base_model.model.{stored}"] = tensor.detach().cpu().contiguous()
+            theirs = layout[name].tensor
+            saved[theirs.rpartition(".")[0]] = None
+            content[f"base_model.model.{theirs}"] = tensor.detach().cpu().contiguous()
             continue
         layer, _, part = name.rpartition(".")
         module = layout[f"{layer}.weight"].tensor.removesuffix(".weight")
@@ -343,8 +343,8 @@ def _stored_adapter(
     zeros elsewhere.
 
     Args:
-        parts: place of each layer -> its adapter, and "lora_a" [r, inputs], "lora_b" [outputs, r], "magnitude"
-            [outputs].
+        parts: place of each layer -> its adapter, and its "lora_a" [r, inputs], "lora_b" [outputs, r] and
+            "magnitude" [outputs].
         rank: filled up to with zeros, because some readers know one rank for a folder; None: its own.
     """
     ((first, like), *_), (rows, *_) = parts.values(), parts
