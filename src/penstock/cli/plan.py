@@ -39,7 +39,7 @@ from penstock.plan.search import HEADROOM, Option, search, what_would_help
 from penstock.train.planning.devices import config_of
 from penstock.train.planning.question import in_numbers, question_of, recipe_for_preset, recipe_of
 from penstock.train.recipe.config import TrainConfig
-from penstock.train.recipe.load import build_recipe
+from penstock.train.recipe.load import build_recipe, with_settings
 
 _TOKENS_PER_STEP = 4 * 2**20
 _LENGTH = 4096
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out:
         check_folder_of(arguments.out, option="--out")
     cluster = cluster_of(arguments.cluster)
-    raw = configs.override(_raw(arguments, cluster), recipe_settings(arguments))
+    raw = with_settings(_raw(arguments, cluster), recipe_settings(arguments))
     config = _config_of(raw)
     if arguments.inference:
         return _generation(config.model, cluster, tokens=config.data.sequence_length, as_json=arguments.json)
@@ -111,6 +111,8 @@ def run(arguments: argparse.Namespace) -> int:
         found=found,
         helps=what_would_help(job, cluster),
         tokens=tokens if arguments.tokens or arguments.model.endswith(".toml") else 0,
+        steps=config.run.steps,
+        epochs=config.run.epochs if config.run.steps and not arguments.tokens else None,
     )
     print(json.dumps(report.as_json(), indent=1) if arguments.json else report.as_text())
     if arguments.out:

@@ -9,6 +9,8 @@ same step: each rank computes its batches from its own change log. A change beco
 log, and so part of the state; a refused change has no effect.
 """
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -19,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.arrays import Int64
-from penstock.core.checks import at_least, check_divisible, check_text, whole_number
+from penstock.core.checks import at_least, check_divisible, check_text, number, whole_number
 from penstock.core.dtypes import dtype_name
 from penstock.core.errors import ConfigError, UsageError, nearest
 from penstock.data.collate import FIELDS
@@ -548,6 +550,23 @@ class Loader:
     def epochs_by_corpus(self, step: int) -> dict[str, float]:
         """Return the number of epochs of each corpus made by the steps before `step`."""
         return self._run.epochs_by_corpus(self.tokens_by_corpus(step))
+
+    def steps_of_epochs(self, epochs: float) -> int:
+        """Return the steps of `epochs` passes over the rows of all corpora together, rounded up.
+
+        Changes of the batch size and of the sequence length count as far as they are known, and skipped rows
+        count as read.
+
+        Raises:
+            ConfigError: the number is not above 0, or a corpus is still being prepared.
+        """
+        epochs = number("epochs", epochs)
+        if not 0 < epochs < math.inf:
+            raise ConfigError("epochs must be a number above 0", got=epochs)
+        end = self._run.sample_index.end_of_epochs(epochs)
+        if end > MOST_SAMPLES:
+            raise ConfigError("These epochs exceed 2^62 samples", got=epochs)
+        return bisect_left(range(end + 1), end, key=self._run.change_log.first_sample)
 
     def explain(self, samples: Int64) -> list[list[DocumentSpan]]:
         """Return the document spans of each sample: the sources of its tokens, in order."""

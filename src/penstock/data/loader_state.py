@@ -173,10 +173,14 @@ class LoaderState:
 
     def epochs_by_corpus(self, tokens: Mapping[str, int]) -> dict[str, float]:
         """Return the epochs that `tokens` (padding included) make of each corpus in its present size."""
-        per_epoch = {name: tokens_of(self.plans[name], source) for name, source in self.sources.items()}
-        if self.arguments["packing"] in PADDING_RULES:  # rows are padded and documents left out
-            rows = self.sample_index.samples_per_epoch(self.step)
-            per_epoch = {name: rows[name] * self.change_log.length_at(self.step) for name in self.sources}
+        rows, length = self.sample_index.samples_per_epoch(self.step), self.change_log.length_at(self.step)
+        counts_rows = self.arguments["packing"] in PADDING_RULES
+        per_epoch = {
+            name: rows[name] * length
+            if counts_rows or not self.plans[name].streamed
+            else tokens_of(self.plans[name], source)
+            for name, source in self.sources.items()
+        }
         return {name: tokens[name] / per_epoch[name] for name in self.sources}
 
     def state_at(self, step: int) -> State:

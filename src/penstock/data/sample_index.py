@@ -8,6 +8,7 @@ addresses of samples of a thousand such corpora with a few array operations; one
 20 us each. Other corpora (grown, changed in length, rows counted) take the path through CorpusEpochs.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from threading import Lock
@@ -15,7 +16,7 @@ from threading import Lock
 import numpy as np
 
 from penstock.core.arrays import Bool, Int64, Table
-from penstock.core.errors import CorpusError, UsageError
+from penstock.core.errors import ConfigError, CorpusError, UsageError
 from penstock.data.corpus.corpus import Corpus
 from penstock.data.corpus_reader import CorpusReader
 from penstock.data.order.epochs import CorpusEpochs, FullEpochs, OrderConfig, RemainderEpoch, begin
@@ -26,6 +27,7 @@ from penstock.data.schedule.change_log import ChangeLog
 from penstock.data.schedule.segments import Located, ScheduleSegments
 from penstock.data.types import MOST_SAMPLES, Waste
 
+_ROUNDED = 6  # digits of a number of rows: 0.1 epochs of 30 rows are 3
 _FEW = 8  # corpora of a batch; up to this number they are located one by one
 
 
@@ -294,6 +296,33 @@ class SampleIndex:
         """Return the first sample id beyond a corpus's cap on epochs; None if there is no cap."""
         ends = [self._ends(self._index[name], source) for name, source in self.sources.items()]
         return min((end for end in ends if end is not None), default=None)
+
+    def end_of_epochs(self, epochs: float) -> int:
+        """Return the first sample id after `epochs` passes over the rows of all corpora together.
+
+        Raises:
+            ConfigError: a corpus is still being prepared.
+        """
+        for name, source in self.sources.items():
+            if source.corpus.manifest.streamed_parts == 0:
+                raise ConfigError(
+                    f"Corpus {name!r} is still being prepared, so its rows are not counted yet",
+                    fix="Give a number of steps, or wait for `penstock data prepare`.",
+                )
+        starts = [step for step, _ in self.change_log.lengths]
+        end = 0
+        for phase, start in enumerate(starts):
+            first = self.change_log.first_sample(start)
+            left = sum(
+                source.extended_to(self._epochs_of(self._index[name], phase), MOST_SAMPLES).samples_of_epochs(
+                    epochs
+                )
+                for name, source in self.sources.items()
+            )
+            end = first + max(0, math.ceil(round(left, _ROUNDED)))
+            if phase + 1 < len(starts) and end <= self.change_log.first_sample(starts[phase + 1]):
+                break
+        return end
 
     def sample_of(self, corpus: int, phase: int, turn: int) -> int | None:
         """Return the sample id of a corpus's own sample in a phase; None if the run never served it."""

@@ -33,6 +33,10 @@ class PlanReport:
     helps: Sequence[Help]
     tokens: float
     """Tokens to train on; 0: not given."""
+    steps: int = 0
+    """Steps of those tokens, if the length of the run is given in epochs."""
+    epochs: float | None = None
+    """That length."""
 
     @property
     def seconds(self) -> float:
@@ -66,6 +70,8 @@ class PlanReport:
         }
         if self.tokens:
             values |= {"tokens": self.tokens, "days": self.seconds / _DAY_S, "cost": self.cost or None}
+        if self.epochs:
+            values |= {"steps": self.steps, "epochs": self.epochs}
         return values
 
     def as_text(self) -> str:
@@ -162,7 +168,8 @@ def _lines(report: PlanReport) -> Iterator[str]:
         price = f", {report.cost:,.0f} for the machines" if report.cost else ""
         days = report.seconds / _DAY_S
         time = duration(report.seconds) if days < 0.05 else f"{days:,.1f} days ({duration(report.seconds)})"
-        yield f"  {si(report.tokens)} tokens: {time}{price}"
+        length = f" in {report.steps:,} steps, {report.epochs:g} epochs" if report.epochs else ""
+        yield f"  {si(report.tokens)} tokens{length}: {time}{price}"
     yield f"  limited by {best.prediction.limit}"
     for one in report.helps[:5]:
         yield f"  {one.change}: {one.gain:+.0%}{'' if one.exact else ' (trains other numbers)'}"

@@ -320,8 +320,10 @@ def check_supply(config: TrainConfig, loader: Loader) -> None:
         ConfigError: with the step at which the data runs out.
     """
     if short := shortage(config, loader):
-        needed = int(loader.samples_of(config.run.steps - 1)[-1]) + 1
+        run = config.run
+        needed = int(loader.samples_of(run.steps - 1)[-1]) + 1
+        length = f"run.steps {run.steps}" if run.epochs is None else f"run.epochs {run.epochs:g}"
         raise ConfigError(
-            f"run.steps {config.run.steps} needs {needed:,} sequences, but {short}",
-            fix="Lower run.steps, raise the epochs, or lower that corpus's weight.",
+            f"{length} needs {needed:,} sequences, but {short}",
+            fix=f"Lower {run.length_key}, raise the corpus's epochs, or lower its weight.",
         )

@@ -120,7 +120,7 @@ class Emulation:
             raise UsageError(
                 f"The recipe ends after {plural(recipe.run.steps, 'step')}, before those to measure",
                 got=self.steps,
-                fix="Raise run.steps, or measure fewer.",
+                fix=f"Raise {recipe.run.length_key}, or measure fewer.",
             )
         if recipe.plan:
             raise UsageError(

@@ -104,24 +104,33 @@ def derive(config: TrainConfig, *, world_size: int) -> Derived:
         "checkpoint": mib(_learned_parameters(config) * kept),
         **memory_plan(config, layout).lines(),
     }
-    for name, epochs in loader.epochs_by_corpus(config.run.steps).items():
-        numbers[f"epochs of {name}"] = round(epochs, 3)
-    for name, corpus in loader.corpora.items():
-        if (learned := learned_share(corpus.manifest)) is not None:
-            numbers[f"learned tokens of {name}"] = learned
-    if data.packing in PADDING_RULES:
-        for name, waste in loader.left_out_by_corpus(config.run.steps).items():
-            numbers[f"left out of {name}"] = (
-                f"{waste.left_out:,} tokens of {plural(waste.documents, 'document')}"
-            )
-        for name, padding in loader.padding_by_corpus(config.run.steps).items():
-            numbers[f"padding of {name}"] = padding
+    numbers |= _of_corpora(config, loader)
     if config.outer.every:
         sent = bytes_per_step(config.outer, parameters=parameters, islands=layout.replicate)
         numbers["islands"], numbers["sent by an island per step"] = layout.replicate, mib(round(sent))
     if heldout is not None:
         numbers["validation rows"] = heldout.rows
     return Derived(recipe=configs.dump(config), numbers=numbers, changes=shown_changes(config))
+
+
+def _of_corpora(config: TrainConfig, loader: Loader) -> dict[str, int | float | str]:
+    """Return the numbers of a run that follow from its corpora, by name."""
+    numbers: dict[str, int | float | str] = {}
+    if config.run.epochs is not None:
+        numbers["steps"] = config.run.steps
+    for name, epochs in loader.epochs_by_corpus(config.run.steps).items():
+        numbers[f"epochs of {name}"] = round(epochs, 3)
+    for name, corpus in loader.corpora.items():
+        if (learned := learned_share(corpus.manifest)) is not None:
+            numbers[f"learned tokens of {name}"] = learned
+    if config.data.packing in PADDING_RULES:
+        for name, waste in loader.left_out_by_corpus(config.run.steps).items():
+            numbers[f"left out of {name}"] = (
+                f"{waste.left_out:,} tokens of {plural(waste.documents, 'document')}"
+            )
+        for name, padding in loader.padding_by_corpus(config.run.steps).items():
+            numbers[f"padding of {name}"] = padding
+    return numbers
 
 
 def flops_of(config: TrainConfig, loader: Loader) -> int:

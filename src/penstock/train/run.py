@@ -37,7 +37,7 @@ from penstock.obs.sinks.train_job import TrainJobStatus
 from penstock.obs.sinks.wandb import WeightsAndBiases
 from penstock.parallel.activation_checkpointing_plan import multiplied_again
 from penstock.parallel.flight_recorder import TrafficMeter
-from penstock.parallel.mesh import World, is_of_lost_peer, join
+from penstock.parallel.mesh import World, broadcast, is_of_lost_peer, join
 from penstock.train.control.listener import Control
 from penstock.train.data_setup import checkpoints
 from penstock.train.device_hours import DeviceHours
@@ -116,6 +116,8 @@ def run(
         dist.barrier()  # the others continue once the folder is locked
         if plan is not None:
             recipe = plan(world)
+        steps = broadcast(world, recipe.run.steps if world.is_first else None)  # of epochs, in its folder
+        recipe = replace(recipe, run=replace(recipe.run, steps=steps))
         if plan is not None or may_have_accelerators():  # else it was checked before torch was imported
             _check_memory(recipe, world, oversubscribe=oversubscribe)
         hours = DeviceHours(folder / METRICS_FILE, num_devices=world.ranks.world_size)
@@ -245,11 +247,12 @@ def _say_finished(recipe: TrainConfig, state: TrainState) -> None:
     logger.info(
         Event(
             "finished",
-            "Finished: {steps:,} steps are done. Raise run.steps to continue. What to do next:\n"
+            "Finished: {steps:,} steps are done. Raise {key} to continue. What to do next:\n"
             "  draw its curves as a page: penstock report {path:shell}\n"
             "  generate text: penstock generate {path:shell} --prompt TEXT\n"
             "  convert it to a Hugging Face folder: penstock export {path:shell} --out FOLDER",
             steps=step,
+            key=recipe.run.length_key,
             path=folder,
         )
     )

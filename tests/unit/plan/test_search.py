@@ -230,3 +230,13 @@ def test_where_a_faster_plan_stands_below_the_chosen_one_the_report_says_why(oth
     assert len(marked) == 1
     assert "1,000" in marked[0]
     assert reason in report.as_text()
+
+
+def test_a_length_in_epochs_is_shown_with_its_steps():
+    (chosen,) = options((1000.0, 0.1))
+    found = SearchResult(best=chosen, pareto=[chosen], tried=1, simulated=1)
+    report = PlanReport(
+        question=QUESTION, cluster=CLUSTER, found=found, helps=(), tokens=2e6, steps=1200, epochs=2.5
+    )
+    assert "  2M tokens in 1,200 steps, 2.5 epochs: " in report.as_text()
+    assert report.as_json().items() >= {"tokens": 2e6, "steps": 1200, "epochs": 2.5}.items()

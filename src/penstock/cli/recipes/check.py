@@ -17,7 +17,7 @@ from penstock.core.units import mib, si
 from penstock.data.corpus.columns import learned_share
 from penstock.data.corpus.manifest import load_manifest
 from penstock.train.planning.devices import RecipePlan, plan_recipe
-from penstock.train.recipe.load import recipe_names, recipe_text
+from penstock.train.recipe.load import recipe_names, recipe_text, with_settings
 
 EPILOG = """\
 The model is built on the meta device: its shapes are real, its numbers take no memory. The memory of a device
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Check every recipe; stops at the first invalid one."""
     found = {}
     for name in arguments.recipes or recipe_names():
-        raw = configs.override(_raw(name), recipe_settings(arguments))
+        raw = with_settings(_raw(name), recipe_settings(arguments))
         try:
             plan = plan_recipe(raw, devices=arguments.devices)
         except ConfigError as error:
@@ -115,11 +115,19 @@ def _as_json(plan: RecipePlan) -> dict[str, Any]:  # Any: what JSON can write
     }
 
 
+def _length(plan: RecipePlan) -> str:
+    """Return the length of a run in words."""
+    run = plan.config.run
+    if not run.steps:
+        return f"{run.epochs:g} epochs of corpora that are not here, so their steps are unknown"
+    return f"{si(plan.tokens)} in {run.steps:,} steps" + (f", {run.epochs:g} epochs" if run.epochs else "")
+
+
 def _as_text(name: str, plan: RecipePlan) -> Iterator[str]:
     config = plan.config
     yield (
         f"{name}: {config.model.num_parameters:,} parameters, {si(plan.tokens_per_step)} tokens a step, "
-        f"{si(plan.tokens)} in {config.run.steps:,} steps"
+        f"{_length(plan)}"
     )
     for corpus, learned in _learned(plan).items():
         yield f"  learned of {corpus}: {learned}"

@@ -294,6 +294,14 @@ class CorpusEpochs:
         last, first = self.entries[-1], self.firsts[len(self.entries) - 1]
         return first + max(0, epochs - last.first) * last.order.samples_per_epoch
 
+    def samples_of_epochs(self, epochs: float) -> float:
+        """Return the samples until a number of epochs has passed, counted from the run's first.
+
+        The schedule must be endless. Negative if they passed before it.
+        """
+        last, first = self.entries[-1], self.firsts[len(self.entries) - 1]
+        return first + (epochs - last.first) * last.order.samples_per_epoch
+
     def parts_begun(self, samples: int) -> int:
         """Return the number of parts begun by earlier schedules and by `samples` samples of this one."""
         begun = [

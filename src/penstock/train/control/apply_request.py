@@ -91,9 +91,18 @@ def take_up(
         if short := shortage(recipe, loader):
             loader.restore(before)
             raise UsageError(f"With it, {short}, and the run has {recipe.run.steps:,}")
+        if recipe.run.epochs is not None and found.batch_size is not None:
+            found = replace(found, said=f"{found.said}; {_kept_length(loader, recipe)}")
         return found
     except PenstockError as error:
         return refused(request, str(error), step=loader.step)
+
+
+def _kept_length(loader: Loader, recipe: TrainConfig) -> str:
+    """Say that a run whose length is in epochs keeps its steps, and what epochs they now make."""
+    steps, epochs = recipe.run.steps, loader.epochs_by_corpus(recipe.run.steps)
+    made = ", ".join(f"{epochs[name]:.3g} of {name}" for name in loader.corpora)
+    return f"the run keeps its {plural(steps, 'step')}, which now make these epochs: {made}"
 
 
 def refused(request: ControlRequest, why: str, *, step: int) -> ControlReply:
@@ -224,7 +233,7 @@ def _batch_size(
         raise UsageError(
             f"The run ends after {recipe.run.steps:,} steps, so no step is left to change",
             got=loader.step,
-            fix="Raise run.steps and start it again.",
+            fix=f"Raise {recipe.run.length_key} and start it again.",
         )
     check_batch(recipe, size, step=loader.step, world_size=loader.world_size)
     for num_data in sizes:

@@ -12,6 +12,7 @@ from typing import Any
 from penstock.core import config as configs
 from penstock.core.config import Raw
 from penstock.core.errors import ConfigError
+from penstock.core.files import MANIFEST_FILE
 from penstock.models.presets import expanded, preset_named
 from penstock.parallel.layout import layout_of
 from penstock.plan.memory import Memory
@@ -22,6 +23,7 @@ from penstock.train.recipe.load import check_sections
 from penstock.train.recipe.planned_changes import check_rows
 from penstock.train.recipe.start import OF_START, with_start
 from penstock.train.recipe.usual_names import usual_names_explained
+from penstock.train.run_length import with_steps
 
 ASSUMED_VOCABULARY = 32_768
 _USUAL_PER_MACHINE = 8
@@ -57,7 +59,7 @@ class RecipePlan:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the run, if every step were like the first."""
+        """Tokens of the run, if every step were like the first; 0: unknown, its corpora are elsewhere."""
         return self.tokens_per_step * self.config.run.steps
 
 
@@ -78,7 +80,7 @@ def plan_recipe(raw: Raw, *, devices: Sequence[int] = ()) -> RecipePlan:
 
 @usual_names_explained()
 def config_of(raw: Raw) -> tuple[TrainConfig, dict[str, Any]]:
-    """Build a recipe without its corpora.
+    """Build a recipe without its corpora; if they are here, the steps of epochs follow from them.
 
     Returns:
         The recipe, and the assumed model keys that would follow from the corpora, or from a run.start_from
@@ -92,9 +94,12 @@ def config_of(raw: Raw) -> tuple[TrainConfig, dict[str, Any]]:
     raw = with_start(raw) if preset is None else {**raw, "model": {"preset": preset}}
     model = expanded(raw.get("model", {}))
     data = configs.build(DataConfig, raw.get("data", {}), where="data")
+    is_here = all((Path(path) / MANIFEST_FILE).is_file() for path in data.paths.values())
     follows = {"vocab_size": ASSUMED_VOCABULARY, "max_position_embeddings": data.longest}
     assumed = {name: value for name, value in follows.items() if name not in model}
     config = configs.build(TrainConfig, {**raw, "model": {**assumed, **model}})
+    if is_here:
+        config = with_steps(config)
     return config, assumed if preset is None else {"preset": preset, **assumed}
 
 

@@ -37,14 +37,21 @@ __all__ = [
 ]
 
 
+MOST_EPOCHS = 10**6
+"""Largest run.epochs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """Folder, length and seed of the run."""
 
     dir: str
     """Folder of the run: checkpoints, metrics, the resolved recipe. Start again on it to resume."""
-    steps: int
-    """Optimizer steps of the whole run."""
+    steps: int = 0
+    """Optimizer steps of the whole run; or give epochs, from which they follow."""
+    epochs: float | None = None
+    """Passes over the rows of all corpora together, in place of steps: such as 3, or 0.5. They are rounded up
+    to whole steps. Several corpora need weights in proportion to their tokens."""
     seed: int = 0
     """Random seed of the initial weights and the data order."""
     start_from: str = ""
@@ -67,7 +74,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not self.dir.strip():
             raise ConfigError("run.dir is empty", got=self.dir, fix="Name a folder, say runs/first.")
-        at_least(1, "run.steps", self.steps, most=2**40)
+        self._check_length()
         if not 0 <= self.device_hour_price < math.inf:
             raise ConfigError("run.device_hour_price must be 0 or more", got=self.device_hour_price)
         if not self.start_from and (self.start_hash or self.start_step is not None):
@@ -76,6 +83,23 @@ class RunConfig:
                 got=self.start_hash or self.start_step,
                 fix="Name the folder of the weights, or remove them.",
             )
+
+    def _check_length(self) -> None:
+        """Refuse a run without a length; the steps of one in epochs are 0 until its corpora are read."""
+        if self.epochs is None and not self.steps:
+            raise ConfigError(
+                "run.steps must be at least 1 where run.epochs is not given",
+                got=self.steps,
+                fix="Write steps = N under [run], or epochs = N: passes over the corpora.",
+            )
+        if self.epochs is not None and not 0 < self.epochs <= MOST_EPOCHS:
+            raise ConfigError(f"run.epochs must be above 0 and at most {MOST_EPOCHS:,}", got=self.epochs)
+        at_least(0 if self.epochs else 1, "run.steps", self.steps, most=2**40)
+
+    @property
+    def length_key(self) -> str:
+        """The key that sets the length of the run."""
+        return "run.steps" if self.epochs is None else "run.epochs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.data_config import DataConfig
 from penstock.train.recipe.start import OF_START, grown, with_start
 from penstock.train.recipe.usual_names import usual_names_explained
+from penstock.train.run_length import with_steps
 
 
 def load_recipe(path: Path, overrides: list[str]) -> TrainConfig:
@@ -34,15 +35,38 @@ def load_recipe(path: Path, overrides: list[str]) -> TrainConfig:
 
 def read_recipe(path: Path, overrides: list[str]) -> Raw:
     """Read a recipe's values and apply `--set` values, without validation."""
-    return config.override(config.load_toml(path), overrides)
+    return with_settings(config.load_toml(path), overrides)
+
+
+def with_settings(raw: Raw, settings: list[str]) -> Raw:
+    """Return a recipe's values with `--set` values; run.steps and run.epochs replace each other.
+
+    >>> with_settings({"run": {"epochs": 3}}, ["run.steps=12"])
+    {'run': {'steps': 12}}
+    """
+    result, given = config.override(raw, settings), config.override({}, settings).get("run")
+    run = result.get("run")
+    if isinstance(given, dict) and isinstance(run, dict) and len(keys := _LENGTH & given.keys()) == 1:
+        result["run"] = {key: value for key, value in run.items() if key not in _LENGTH - keys}
+    return result
+
+
+_LENGTH = {"steps", "epochs"}
 
 
 def check_sections(raw: Raw) -> None:
-    """Refuse a [data] or [model] that is not a section, before other values are derived from it.
+    """Refuse a [data] or [model] that is not a section, and a run of two lengths, before values are derived.
 
     Raises:
-        ConfigError: one is a plain value.
+        ConfigError: one is a plain value, or both run.steps and run.epochs are given.
     """
+    run = raw.get("run")
+    if isinstance(run, dict) and all(run.get(key) is not None for key in _LENGTH):
+        raise ConfigError(
+            "run.steps and run.epochs are both given",
+            got=f"{run['steps']} and {run['epochs']}",
+            fix="Keep one. The other follows from the corpora; --dry-run shows it.",
+        )
     for name in ("data", "model"):
         if name in raw and not isinstance(raw[name], dict):
             raise ConfigError(
@@ -101,14 +125,15 @@ def build_recipe(raw: Raw) -> TrainConfig:
             raw["model"]["vocab_size"] = grown(model["vocab_size"], needed=max(named, default=0))
         fix = f"Prepare it with --tokenizer {raw['run']['start_from']}." if starts_from_weights else None
         _check_vocabulary(vocab_sizes, raw["model"]["vocab_size"], fix=fix)
-    return config.build(TrainConfig, raw)
+    return with_steps(config.build(TrainConfig, raw))
 
 
 @usual_names_explained()
 def build_for_others(raw: Raw) -> TrainConfig:
     """Build a recipe whose folders only other machines see, to check all that does not follow from them.
 
-    The size of a vocabulary, or a model that training starts from, is replaced by a usual one.
+    The size of a vocabulary, or a model that training starts from, is replaced by a usual one. The steps of
+    epochs are 0.
     """
     check_sections(raw)
     data, model = raw.get("data"), raw.get("model")

@@ -23,7 +23,8 @@ NAMES: Final[dict[str, str]] = {
     "schedule.warmup_ratio": "warmup_fraction lr_warmup_fraction warmup_proportion",
     "schedule.final_share": "min_lr min_lr_ratio lr_min eta_min",
     "run.steps": "max_steps num_steps total_steps train_steps training_steps max_iters train_iters"
-                 " num_iterations epochs num_epochs max_epochs num_train_epochs n_epochs",
+                 " num_iterations",
+    "run.epochs": "num_epochs max_epochs num_train_epochs n_epochs",
     "run.dir": "out out_dir output_dir save_dir default_root_dir run_dir log_dir",
     "run.seed": "random_seed manual_seed",
     "data.global_batch_size": "batch batch_size bs train_batch_size total_batch_size",
@@ -33,7 +34,6 @@ NAMES: Final[dict[str, str]] = {
     "data.sequence_length": "seq_len seq_length seqlen max_seq_len max_seq_length block_size context"
                             " context_length context_size n_ctx max_length",
     "data.corpora.NAME.path": "dataset dataset_path dataset_name data_path train_data train_file",
-    "data.corpora.NAME.epochs": "epochs num_epochs num_train_epochs",
     "data.num_workers": "workers num_dataloader_workers dataloader_num_workers",
     "checkpoint.every": "save_every save_steps save_interval save_freq checkpoint_interval ckpt_every",
     "checkpoint.keep": "save_total_limit save_top_k keep_last keep_latest_k",

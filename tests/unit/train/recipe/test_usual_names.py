@@ -9,7 +9,7 @@ from penstock.train.recipe.usual_names import NAMES, _keys, keys_for
 
 
 def test_every_key_that_a_name_leads_to_is_one_of_a_recipe() -> None:
-    known = {*_keys(), "data.corpora.NAME.path", "data.corpora.NAME.epochs"}
+    known = {*_keys(), "data.corpora.NAME.path"}
     assert set(NAMES) <= known
 
 
@@ -29,7 +29,8 @@ def test_no_name_is_a_key_of_the_section_it_leads_to() -> None:
         ("data.seq_len", ["data.sequence_length"]),
         ("train.gradient_accumulation_steps", ["data.micro_batch_size"]),
         ("data.batch_size", ["data.global_batch_size", "data.micro_batch_size"]),
-        ("epochs", ["run.steps", "data.corpora.NAME.epochs"]),
+        ("epochs", ["run.epochs"]),
+        ("train.num_train_epochs", ["run.epochs"]),
         ("model.n_layer", ["model.num_hidden_layers"]),
         ("parallel.tp", ["parallel.tensor"]),
         ("optim.optimizer", ["optim.rule"]),
