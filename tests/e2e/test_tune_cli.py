@@ -286,14 +286,24 @@ def test_conversations_are_written_with_the_template_that_the_adapter_was_tuned_
             assert found["tokens"] == ids
 
 
-def test_a_packing_that_parts_conversations_says_so(tmp_path, capsys):
+def test_conversations_are_packed_whole_unless_the_run_began_otherwise(tmp_path, capsys):
     base, _ = talker(tmp_path / "base", vocab_size=448)
-    _, recipe = recipe_of(tmp_path, base, chats_for(base))
-    recipe.write_text(
-        recipe.read_text().replace('packing = "whole"\noverlong = "drop"', 'packing = "best_fit"')
-    )
-    assert main(["tune", str(recipe), "--set", "run.steps=1"]) == 0
+    run, recipe = recipe_of(tmp_path, base, chats_for(base))
+    text = recipe.read_text().replace('packing = "whole"\noverlong = "drop"\n', "")
+    recipe.write_text(text)
+    cuts = text.replace("[data]", '[data]\npacking = "best_fit"')
+    (tmp_path / "cuts.toml").write_text(cuts)
+    told = ["tune", str(tmp_path / "cuts.toml"), "--set", "run.steps=1"]
+    assert main(told) == 2
+    assert "'best_fit' cuts conversations of chats" in capsys.readouterr().err
+    assert main(["tune", str(recipe), "--dry-run", "--set", "run.steps=1"]) == 0
+    assert 'data.packing = "whole"' in capsys.readouterr().out
+    run.mkdir()
+    (run / "config.json").write_text('{"data": {"packing": "best_fit"}}')  # as an earlier Penstock began it
+    assert main(told) == 0
     assert "data.packing 'best_fit' may cut a conversation" in capsys.readouterr().err
+    assert main(["tune", str(recipe), "--set", "run.steps=2"]) == 0, "without the key it goes on as it was"
+    assert main(["tune", str(recipe), "--set", "run.steps=3", "--set", "data.packing=concat"]) == 2
 
 
 def test_an_adapter_of_a_runs_step_names_that_step_as_its_base(tmp_path, capsys):

@@ -104,6 +104,15 @@ def has_tokenizer(path: str | Path) -> bool:
     return parse_spec(str(path)).format in VOCAB_SIZES or open_corpus(path).manifest.tokenizer is not None
 
 
+def holds_conversations(path: str | Path) -> bool:
+    """Return True if a corpus was prepared from conversations. A corpus of text is not prepared.
+
+    Raises:
+        CorpusError, UsageError: as `open_corpus`.
+    """
+    return parse_spec(str(path)).format not in VOCAB_SIZES and open_corpus(path).manifest.chat is not None
+
+
 def tokenizer_path(storage: Storage, manifest: Manifest) -> Path | Callable[[], Path] | None:
     """Return a corpus's tokenizer file, or a function that fetches it; None if it has none."""
     if not manifest.tokenizer:

@@ -20,6 +20,7 @@ from penstock.train.planning.memory import memory_plan
 from penstock.train.recipe.config import TrainConfig, on_machines
 from penstock.train.recipe.data_config import DataConfig
 from penstock.train.recipe.load import check_sections
+from penstock.train.recipe.packing import with_packing, with_usual_packing
 from penstock.train.recipe.planned_changes import check_rows
 from penstock.train.recipe.start import OF_START, with_start
 from penstock.train.recipe.usual_names import usual_names_explained
@@ -80,7 +81,7 @@ def plan_recipe(raw: Raw, *, devices: Sequence[int] = ()) -> RecipePlan:
 
 @usual_names_explained()
 def config_of(raw: Raw) -> tuple[TrainConfig, dict[str, Any]]:
-    """Build a recipe without its corpora; if they are here, the steps of epochs follow from them.
+    """Build a recipe without its corpora; if they are here, packing and the steps of epochs follow from them.
 
     Returns:
         The recipe, and the assumed model keys that would follow from the corpora, or from a run.start_from
@@ -90,11 +91,13 @@ def config_of(raw: Raw) -> tuple[TrainConfig, dict[str, Any]]:
         ConfigError: the recipe is invalid.
     """
     check_sections(raw)
+    raw = with_usual_packing(raw)
     preset = _preset_of_missing_start(raw)
     raw = with_start(raw) if preset is None else {**raw, "model": {"preset": preset}}
     model = expanded(raw.get("model", {}))
     data = configs.build(DataConfig, raw.get("data", {}), where="data")
-    is_here = all((Path(path) / MANIFEST_FILE).is_file() for path in data.paths.values())
+    if is_here := all((Path(path) / MANIFEST_FILE).is_file() for path in data.paths.values()):
+        raw = with_packing(raw, data.paths)
     follows = {"vocab_size": ASSUMED_VOCABULARY, "max_position_embeddings": data.longest}
     assumed = {name: value for name, value in follows.items() if name not in model}
     config = configs.build(TrainConfig, {**raw, "model": {**assumed, **model}})

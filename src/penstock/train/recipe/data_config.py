@@ -120,7 +120,8 @@ class DataConfig:
     micro_batch_size: int | None = None
     """Rows per forward pass on one rank; absent: the rank's whole share. Smaller values need less memory."""
     packing: str = "best_fit"
-    """Packing of documents into rows: best_fit, concat or whole (docs/explanation/packing.md)."""
+    """Packing of documents into rows: best_fit, concat or whole (docs/explanation/packing.md). Absent in a
+    recipe over conversations: whole, and a new run over them may have no other."""
     overlong: str | None = None
     """With packing = "whole": truncate or drop documents longer than a row; absent: refuse them."""
     holdout: float = 0.0

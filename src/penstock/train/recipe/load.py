@@ -14,6 +14,7 @@ from penstock.data.corpus.open import has_tokenizer, vocab_size_of
 from penstock.models.presets import expanded
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.data_config import DataConfig
+from penstock.train.recipe.packing import with_packing, with_usual_packing
 from penstock.train.recipe.start import OF_START, grown, with_start
 from penstock.train.recipe.usual_names import usual_names_explained
 from penstock.train.run_length import with_steps
@@ -117,6 +118,7 @@ def build_recipe(raw: Raw) -> TrainConfig:
         raw = {**raw, "model": model}
     if isinstance(data, dict) and isinstance(model, dict):
         built = config.build(DataConfig, data, where="data")
+        raw = with_packing(raw, built.paths)
         vocab_sizes = {name: vocab_size_of(path) for name, path in built.paths.items()}
         derived = {"vocab_size": max(vocab_sizes.values()), "max_position_embeddings": built.longest}
         raw = {**raw, "model": {**derived, **model}}
@@ -136,6 +138,7 @@ def build_for_others(raw: Raw) -> TrainConfig:
     epochs are 0.
     """
     check_sections(raw)
+    raw = with_usual_packing(raw)
     data, model = raw.get("data"), raw.get("model")
     run = raw.get("run")
     if isinstance(run, dict) and run.get("start_from") and not set(model or {}) - OF_START:
