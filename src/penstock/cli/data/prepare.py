@@ -30,7 +30,7 @@ from penstock.data.prepare import (
     Summary,
     prepare,
 )
-from penstock.data.prepare.chat_tokens import CUT, DROPPED, TURNS
+from penstock.data.prepare.chat_tokens import CUT, DROPPED, JOINED, TURNS
 from penstock.data.prepare.documents import EMPTY, NOT_ERRORS, TOO_LONG
 from penstock.data.prepare.plan import TOKENISING, ChatConfig
 
@@ -40,10 +40,12 @@ EPILOG = """\
 inputs:
   a folder      its files with one of the suffixes of --suffix, names in byte order
   .jsonl        one JSON object a line (.jsonl.gz, .jsonl.zst, .ndjson as well)
+  .csv, .tsv    one document a row below that of the column names; of a folder with --suffix .csv
   .parquet      one document a row
   a dataset     a folder of Hugging Face datasets (save_to_disk) or of MDS shards: one document a row
   with --chat   one conversation a line or row: messages (OpenAI), conversations (ShareGPT), prompt and
-                completion; pairs: [prompt,] chosen, rejected; thumbs: prompt, completion, label
+                completion, instruction [, input] and output (Alpaca); pairs: [prompt,] chosen, rejected;
+                thumbs: prompt, completion, label. --fields OWN=KNOWN,... names fields of another name
   other files   one document each (.txt, .rst.gz, .py.zst, ...)
   HTML pages, as files or in rows, are stored as their main text: pip install 'penstock[html]'.
   Text is UTF-8, or the encoding of its byte order mark. Files and folders whose names start with a dot,
@@ -92,7 +94,7 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     add_fields(
         parser,
         ChatConfig,
-        *("train_on", "max_tokens", "too_long", "markers_as_text"),
+        *("train_on", "max_tokens", "too_long", "fields", "join_turns", "markers_as_text"),
         template="--chat-template",
     )
     add_fields(
@@ -277,6 +279,8 @@ def learned_lines(manifest: Manifest) -> Iterator[str]:
         yield f"  chat         {chat.kind}, {turns} learned ({chat.train_on}), template {chat.template}"
         if dropped := counts.get(DROPPED, 0):
             yield f"               the template left out reasoning or text of {plural(dropped, 'turn')}"
+        if joined := counts.get(JOINED, 0):
+            yield f"               joined to the turn before: {plural(joined, 'turn')}"
         if cut := counts.get(CUT, 0):
             yield f"               cut at --max-tokens: {plural(cut, 'conversation')}"
 

@@ -6,6 +6,7 @@
     prompt, completion                        texts, or lists of messages
     [prompt,] chosen, rejected                pairs of TRL: texts or messages, the prompt apart or in both
     prompt, completion, label                 thumbs of KTO
+    instruction, output [, input]             Alpaca; the input follows the instruction after an empty line
 
 All become messages as the server hands them to a template: content as one text, the arguments of calls as
 objects, the role `developer` as `system`. What is not a conversation is refused with the reason.
@@ -14,7 +15,7 @@ objects, the role `developer` as `system`. What is not a conversation is refused
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from penstock.core.errors import UsageError
 from penstock.text.chat_template import REASONING_KEYS, reasoning_of
@@ -30,11 +31,19 @@ FIELDS = (
     "chosen",
     "rejected",
     "label",
+    "instruction",
+    "input",
+    "output",
     "tools",
     "functions",
     "system",
 )
 """Fields of a record that are read."""
+
+FORMS = (
+    "messages, conversations, prompt and completion, instruction and output (Alpaca), or chosen and rejected"
+)
+"""Fields that make a record a conversation, for messages."""
 
 Message = dict[str, object]
 
@@ -42,6 +51,11 @@ _TEXTS = ("text", "input_text", "output_text")
 _THOUGHTS = ("reasoning", "thinking")
 """Types of parts of a content: what is said, and what an assistant thinks before."""
 _CONVERSATIONS = ("messages", "conversations", "conversation")
+_CONVERSATIONS_BY_FIELDS = (
+    *({name} for name in _CONVERSATIONS),
+    {"prompt", "completion"},
+    {"instruction", "output"},
+)
 _ROLES = {
     "system": "system",
     "developer": "system",
@@ -81,6 +95,8 @@ class Conversation:
     """Functions that the assistant may call."""
     is_rejected: bool = False
     """True for an answer with a thumb down."""
+    joined: int = 0
+    """Turns that were joined to the one before."""
 
 
 def kind_of_chat(value: object) -> ChatKind | None:
@@ -96,17 +112,20 @@ def kind_of_chat(value: object) -> ChatKind | None:
         return "pairs"
     if {"prompt", "completion", "label"} <= has:
         return "thumbs"
-    if {"prompt", "completion"} <= has or has & {"messages", "conversations", "conversation"}:
+    if any(fields <= has for fields in _CONVERSATIONS_BY_FIELDS):
         return "conversations"
     return None
 
 
-def conversation_of(value: object, *, kind: ChatKind, last_only: bool) -> Conversation:
+def conversation_of(
+    value: object, *, kind: ChatKind, last_only: bool, join_turns: bool = False
+) -> Conversation:
     """Return a record as a conversation.
 
     Args:
         kind: what the records of the corpus are.
         last_only: True to learn the last assistant turn alone.
+        join_turns: True to join consecutive turns of one role.
 
     Raises:
         UsageError: it is none, or one of another kind; the message says why.
@@ -117,7 +136,7 @@ def conversation_of(value: object, *, kind: ChatKind, last_only: bool) -> Conver
         raise UsageError(
             "The record is no conversation",
             got=names[:120],
-            fix="It needs messages, conversations, prompt and completion, or chosen and rejected.",
+            fix=f"It needs {FORMS}.",
         )
     if found != kind:
         raise UsageError(
@@ -134,23 +153,55 @@ def conversation_of(value: object, *, kind: ChatKind, last_only: bool) -> Conver
                 got=_shown(sides[0].messages[-1]),
                 fix="Correct one of the answers, or leave the pair out.",
             )
-    elif value.get("prompt") is not None and value.get("completion") is not None:
-        if any(value.get(name) is not None for name in _CONVERSATIONS):
-            raise UsageError(
-                "The record is a prompt with its completion and a conversation too",
-                got=", ".join(map(str, value))[:120],
-                fix="Leave one of them out of the record.",
-            )
-        prompt = _with_system(value, _turns(value["prompt"], "user"))
-        sides = (_answered(prompt, _turns(value["completion"], "assistant")),)
     else:
-        turns = _first_of(value, *_CONVERSATIONS)
-        sides = (_side(_with_system(value, _messages(turns)), 0),)
+        sides = (_conversation(value),)
+    joined = 0
+    if join_turns:
+        before = sum(len(side.messages) for side in sides)
+        sides = tuple(map(_joined, sides))
+        joined = before - sum(len(side.messages) for side in sides)
     if last_only:
         sides = tuple(map(_last_turn, sides))
     for side in sides:
         _check_order(side)
-    return Conversation(sides, tools, kind == "thumbs" and not _label(value["label"]))
+    return Conversation(sides, tools, kind == "thumbs" and not _label(value["label"]), joined)
+
+
+def _conversation(value: Mapping[str, object]) -> Side:
+    """Return the one conversation of a record.
+
+    Raises:
+        UsageError: it is in several forms at once.
+    """
+    has = {name for name in FIELDS if value.get(name) is not None}
+    forms = [" and ".join(sorted(fields)) for fields in _CONVERSATIONS_BY_FIELDS if fields <= has]
+    if len(forms) > 1:
+        raise UsageError(
+            f"The record is a conversation in {len(forms)} forms",
+            got="; ".join(forms),
+            fix="Leave one of them in the record.",
+        )
+    if "completion" in has and "prompt" in has:
+        prompt, answer = _turns(value["prompt"], "user"), value["completion"]
+    elif "output" in has and "instruction" in has:
+        prompt, answer = _turns(_instruction(value), "user"), value["output"]
+    else:
+        (turns,) = (value[name] for name in _CONVERSATIONS if name in has)
+        return _side(_with_system(value, _messages(turns)), 0)
+    return _answered(_with_system(value, prompt), _turns(answer, "assistant"))
+
+
+def _instruction(value: Mapping[str, object]) -> str:
+    """Return the question of a record of Alpaca: its instruction, and its input after an empty line.
+
+    >>> _instruction({"instruction": "Translate.", "input": "Haus"})
+    'Translate.\\n\\nHaus'
+    """
+    texts = [value["instruction"], value.get("input") or ""]
+    for name, text in zip(("instruction", "input"), texts, strict=True):
+        if not isinstance(text, str):
+            raise UsageError(f"The {name} is not text", got=str(text)[:80], fix="Write it as one text.")
+    return "\n\n".join(str(text) for text in texts if str(text).strip())
 
 
 def _with_system(value: Mapping[str, object], messages: list[Message]) -> list[Message]:
@@ -160,13 +211,12 @@ def _with_system(value: Mapping[str, object], messages: list[Message]) -> list[M
     return [{"role": "system", "content": str(system)}, *messages]
 
 
-def _first_of(value: Mapping[str, object], *names: str) -> object:
-    return next(value[name] for name in names if value.get(name) is not None)
-
-
 def _label(value: object) -> bool:
-    if value in (True, False, 0, 1):
-        return bool(value)
+    known = value.strip().lower() if isinstance(value, str) else value  # of CSV
+    if known in (True, False, 0, 1):
+        return bool(known)
+    if known in ("true", "false", "1", "0"):
+        return known in ("true", "1")
     raise UsageError(
         "The label is neither true nor false",
         got=value,
@@ -458,6 +508,58 @@ def _last_turn(side: Side) -> Side:
     )
 
 
+_JOINED_ROLES = ("system", "user", "assistant")
+_JOINED_KEYS = {"role", "content", "tool_calls", "reasoning_content"}
+"""Keys of turns that can be joined; any other must be equal in both."""
+
+
+def _joined(side: Side) -> Side:
+    """Return a conversation with consecutive turns of one role as one; calls and results of tools stay apart.
+
+    Raises:
+        UsageError: two of them cannot be one turn.
+    """
+    messages: list[Message] = []
+    learned = set[int]()
+    for index, message in enumerate(side.messages):
+        is_learned = index in side.learned
+        if not messages or message["role"] != messages[-1]["role"] or message["role"] not in _JOINED_ROLES:
+            messages.append(message)
+        elif is_learned != (len(messages) - 1 in learned):
+            raise _cannot_join(index, message, "one is learned, the other is not")
+        else:
+            messages[-1] = _join(messages[-1], message, index)
+        if is_learned:
+            learned.add(len(messages) - 1)
+    return Side(tuple(messages), frozenset(learned))
+
+
+def _join(first: Message, second: Message, index: int) -> Message:
+    if first.get("tool_calls") and second["content"]:
+        raise _cannot_join(index, second, "its text would stand before the calls of the first")
+    if second.get("reasoning_content") and (first["content"] or first.get("tool_calls")):
+        raise _cannot_join(index, second, "its reasoning would stand before the text of the first")
+    if any(first.get(key) != second.get(key) for key in (first.keys() | second.keys()) - _JOINED_KEYS):
+        raise _cannot_join(index, second, "they have different keys")
+    joined: Message = {**first, "content": _as_one(first["content"], second["content"])}
+    if thought := _as_one(first.get("reasoning_content"), second.get("reasoning_content")):
+        joined["reasoning_content"] = thought
+    calls = [call for one in (first, second) for call in cast("Sequence[object]", one.get("tool_calls", ()))]
+    return {**joined, "tool_calls": calls} if calls else joined
+
+
+def _as_one(*texts: object) -> str:
+    return "\n\n".join(str(text) for text in texts if text)
+
+
+def _cannot_join(index: int, message: Message, why: str) -> UsageError:
+    return UsageError(
+        f"Messages {index} and {index + 1} are of the role {message['role']} and cannot be joined: {why}",
+        got=_shown(message),
+        fix="Join them in the file, or leave the conversation out.",
+    )
+
+
 def _role_and_weight(message: Message) -> str:
     """Return a message's role for an error, and its weight if it has one.
 
@@ -493,6 +595,6 @@ def _check_order(side: Side) -> None:
                 f"Roles are out of order: message {index + 1} is of the role {role}, after {last}",
                 got=_shown(message),
                 fix="The system comes first, a tool after a call, and no role speaks twice in a row: "
-                "join such messages, or leave the conversation out.",
+                "join such messages, as --join-turns does, or leave the conversation out.",
             )
         before = message

@@ -1,7 +1,7 @@
 """Set-up of a preparation of conversations: their kind, the template, and what the plan records of them."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -13,7 +13,7 @@ from penstock.core.errors import InputError, UsageError
 from penstock.core.files import write_atomic
 from penstock.data.corpus.manifest import ChatOrigin
 from penstock.data.prepare.byte_streams import ZSTD_LONG
-from penstock.data.prepare.chat_records import ChatKind, kind_of_chat
+from penstock.data.prepare.chat_records import FORMS, ChatKind, kind_of_chat
 from penstock.data.prepare.chat_tokens import ChatEncoder, ChatRules
 from penstock.data.prepare.documents import RawChat, ReadOptions, Rejection, read_records
 from penstock.data.prepare.inputs import is_json, shown
@@ -33,19 +33,25 @@ class ChatSetup:
     folder: Path
     """Folder of the tokenizer and its template."""
     train_on: str
+    fields: Mapping[str, str]
+    """Names of the records' own fields -> those that are known."""
 
     @property
     def options(self) -> dict[str, str | int]:
         """Return the settings of the conversations that the plan records."""
-        rules, length = self.rules, dict[str, str | int]()
+        rules, more = self.rules, dict[str, str | int]()
+        if self.fields:
+            more["fields"] = ",".join(f"{own}={known}" for own, known in sorted(self.fields.items()))
+        if rules.join_turns:
+            more["join-turns"] = "set"
         if rules.max_tokens is not None:
-            length = {"max-tokens": rules.max_tokens, "too-long": rules.too_long}
+            more |= {"max-tokens": rules.max_tokens, "too-long": rules.too_long}
         return {
             "chat": rules.kind,
             "chat-template": self.fingerprint,
             "train-on": self.train_on,
             "date": rules.date or "",
-            **length,
+            **more,
         }
 
     @property
@@ -92,7 +98,7 @@ def chat_setup(
     """
     if others := [file.path for file in files if file.kind == "text" and not is_json(file.path)]:
         raise UsageError(
-            f"{shown(others[0])} is a text; conversations are read from JSON lines and lists, Parquet, "
+            f"{shown(others[0])} is a text; conversations are read from JSON lines and lists, CSV, Parquet, "
             "Hugging Face datasets saved to disk, and MDS",
             fix="Name such files; of a folder, choose them with --suffix.",
         )
@@ -104,7 +110,7 @@ def chat_setup(
             f"{tokenizer.parent} has no chat template",
             fix="Give one with --chat-template FILE.jinja, or the folder of a model that was tuned to chat.",
         )
-    kind = _kind(files, zstd_long)
+    kind = _kind(files, zstd_long, config.field_names)
     if kind == "pairs" and config.too_long == "cut":
         raise UsageError("A pair cannot be cut: its answers would not be whole", fix="Use --too-long drop.")
     newest = max(file.mtime_ns for file in files) // 10**9
@@ -114,14 +120,17 @@ def chat_setup(
         max_tokens=config.max_tokens,
         too_long=config.too_long,
         markers_as_text=config.markers_as_text,
+        join_turns=config.join_turns,
         # A template may write the day; that of the inputs, so that the same inputs give the same bytes.
         date=datetime.fromtimestamp(newest, UTC).strftime("%Y-%m-%d"),
     )
-    return ChatSetup(rules, template, tokenizer.parent, config.train_on)
+    return ChatSetup(rules, template, tokenizer.parent, config.train_on, config.field_names)
 
 
-def _kind(files: Sequence[InputFile], zstd_long: int) -> ChatKind:
-    options = ReadOptions(text_column="", max_document_bytes=256 * 2**20, zstd_long=zstd_long, chat=True)
+def _kind(files: Sequence[InputFile], zstd_long: int, fields: Mapping[str, str]) -> ChatKind:
+    options = ReadOptions(
+        text_column="", max_document_bytes=256 * 2**20, zstd_long=zstd_long, chat=True, fields=fields
+    )
     seen: object = None
     refused = ""
     for file in files:
@@ -142,5 +151,5 @@ def _kind(files: Sequence[InputFile], zstd_long: int) -> ChatKind:
     raise InputError(
         "No record of the inputs is a conversation",
         got=names[:200],
-        fix="Records need messages, conversations, prompt and completion, or chosen and rejected.",
+        fix=f"Records need {FORMS}. --fields OWN=KNOWN names fields of their own.",
     )

@@ -50,7 +50,7 @@ TooLong = Literal["drop", "cut", "refuse"]
 Encoded = tuple[RecordPosition, Tokens | None, Mapping[str, Bits]]
 """Record, its tokens (None for a rejection), and its columns."""
 
-DROPPED, CUT, TURNS = "turns_with_dropped_text", "cut", "learned_turns"
+DROPPED, CUT, TURNS, JOINED = "turns_with_dropped_text", "cut", "learned_turns", "joined_turns"
 """Counts of a preparation, as in the manifest's `chat`."""
 
 
@@ -68,6 +68,8 @@ class ChatRules:
     """Treatment of longer conversations."""
     date: str | None
     """Day that the template is told, YYYY-MM-DD."""
+    join_turns: bool = False
+    """True to join consecutive turns of one role."""
     markers_as_text: bool = False
     """True to store special tokens that the vocabulary lacks as text."""
 
@@ -207,7 +209,10 @@ class ChatEncoder:
             return record.content
         try:
             found = conversation_of(
-                record.content.value, kind=self._rules.kind, last_only=self._rules.last_only
+                record.content.value,
+                kind=self._rules.kind,
+                last_only=self._rules.last_only,
+                join_turns=self._rules.join_turns,
             )
             tools = self._tokenizer.guarded(list(found.tools))
             process = self._free.get()
@@ -254,12 +259,13 @@ class ChatEncoder:
         counts = {
             TURNS: sum(len(side.learned) for side in written.conversation.sides),
             DROPPED: sum(rendered.dropped for rendered in written.rendered),
+            JOINED: written.conversation.joined,
         }
         most = self._rules.max_tokens
         if most is not None and len(tokens) > most:
             if self._rules.too_long != "cut" or len(ids) > 1 or not bits[:most].any():
                 is_error = self._rules.too_long == "refuse"
-                reason = f"{len(tokens):,} tokens, the limit is {most:,}"
+                reason = f"{len(tokens):,} tokens, and --max-tokens is {most:,}"
                 return Rejection("over_long" if is_error else TOO_LONG, reason), None, {}
             tokens, bits, rejected = tokens[:most], bits[:most], rejected[:most]
             counts[CUT] = 1

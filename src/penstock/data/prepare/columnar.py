@@ -1,4 +1,4 @@
-"""Columns of tabular inputs: Parquet, Arrow (Hugging Face datasets) and MDS (MosaicML Streaming).
+"""Columns of tabular inputs: CSV, Parquet, Arrow (Hugging Face datasets) and MDS (MosaicML Streaming).
 
 The files may be of anyone. Nothing is unpickled, offsets are checked before they are followed, and a value
 above the limit is not copied. Arrow and MDS files are memory-mapped; a compressed MDS shard is unpacked into
@@ -18,12 +18,14 @@ from penstock.core.arrays import Bytes
 from penstock.core.packages import Package
 from penstock.data.formats.choice import text_columns
 from penstock.data.formats.mds_layout import Damaged, extents, header, text_columns_of
+from penstock.data.prepare.byte_streams import BROKEN_STREAM, MOST_ZSTD_LONG, as_utf8, chunks, open_stream
+from penstock.data.prepare.csv_rows import BrokenCsv, csv_rows
 from penstock.data.prepare.plan import Kind
 
 pa = Package("pyarrow", "Arrow and Parquet files")
 pq = Package("pyarrow.parquet", "Parquet files")
 
-TABULAR: dict[Kind, str] = {"parquet": "Parquet", "arrow": "Arrow", "mds": "MDS"}
+TABULAR: dict[Kind, str] = {"csv": "CSV", "parquet": "Parquet", "arrow": "Arrow", "mds": "MDS"}
 """Kinds of inputs with columns, and their names in messages."""
 
 MDS_CODECS = {"zstd": "zstd", "gz": "gzip", "bz2": "bz2", "br": "brotli"}
@@ -64,12 +66,26 @@ def columns_of(path: str, kind: Kind) -> TableColumns:
         kinds = dict(zip(columns.names, columns.encodings, strict=True))
         return TableColumns(kinds=kinds, texts=text_columns_of(columns))
     try:
+        if kind == "csv":
+            return _columns_of_csv(path)
         if kind == "parquet":
             return _columns_in(pq.read_schema(path))
         with open(path, "rb") as file, _mapped(file) as source:  # noqa: PTH123
             return _columns_in(_arrow_reader(source).schema)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError, BrokenCsv, *BROKEN_STREAM) as error:
         raise BrokenTable(str(error).partition("\n")[0]) from None
+
+
+def _columns_of_csv(path: str) -> TableColumns:
+    with open(path, "rb") as file:  # noqa: PTH123  streams close what they read from
+        pieces = as_utf8(chunks(open_stream(path, file, MOST_ZSTD_LONG)))
+        names = next(csv_rows(pieces, tabs=is_tsv(path), limit=2**20))
+    return TableColumns(kinds=dict.fromkeys(names, "text"), texts=names)
+
+
+def is_tsv(path: str) -> bool:
+    """Return True if the name of a file says that tabs separate its columns."""
+    return path.lower().removesuffix(".gz").removesuffix(".zst").endswith(".tsv")
 
 
 def _columns_in(schema: Any) -> TableColumns:

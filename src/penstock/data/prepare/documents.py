@@ -1,7 +1,7 @@
 """Input documents: one file as a stream of documents and rejections, in bounded memory.
 
-A record is a possible document: the whole file (text), a line (JSON lines), a row (Parquet, Arrow, MDS), or
-of conversations an element of a JSON list. Records are numbered from 0 in each file; an interrupted run
+A record is a possible document: the whole file (text), a line (JSON lines), a row (CSV, Parquet, Arrow, MDS),
+or of conversations an element of a JSON list. Records are numbered from 0 in each file; an interrupted run
 continues from such a number. A record that cannot become a document yields a `Rejection` in its position. A
 record without text has the kind `EMPTY`: it is counted and left out, and is not an error.
 """
@@ -39,8 +39,10 @@ from penstock.data.prepare.columnar import (
     TableColumns,
     arrow_batches,
     columns_of,
+    is_tsv,
     mds_rows,
 )
+from penstock.data.prepare.csv_rows import BrokenCsv, csv_rows
 from penstock.data.prepare.html import (
     MAX_PAGE_BYTES,
     MAX_PAGE_TAGS,
@@ -56,6 +58,7 @@ pq = Package("pyarrow.parquet", "Parquet files")
 
 Reason = Literal[
     "broken_json",
+    "broken_csv",
     "missing_field",
     "not_text",
     "undecodable",
@@ -135,6 +138,13 @@ class ReadOptions:
     """HTML pages: their main text, or their mark-up as it is."""
     chat: bool = False
     """True to read conversations: `RawChat` in place of `Document`."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Of conversations: names of the records' own fields -> those that are known."""
+
+    @property
+    def chat_fields(self) -> tuple[str, ...]:
+        """Fields of conversations that are read."""
+        return (*CHAT_FIELDS, *(own for own in self.fields if own not in CHAT_FIELDS))
 
 
 def read_records(file: InputFile, options: ReadOptions, *, start: int = 0) -> Iterator[Record]:
@@ -149,6 +159,8 @@ def read_records(file: InputFile, options: ReadOptions, *, start: int = 0) -> It
             records = _READERS[file.kind](file, handle, options, start)
             for record in records:
                 if record.index >= start:
+                    if options.fields:
+                        record = _renamed(record, options.fields)
                     yield _without_markup(record, file.path) if options.html == "extract" else record
     except OSError as error:
         if error.filename is None:
@@ -156,6 +168,16 @@ def read_records(file: InputFile, options: ReadOptions, *, start: int = 0) -> It
         if isinstance(error, FileNotFoundError) and file.mtime_ns:
             raise _changed(file) from None
         yield Record(0, Rejection("unreadable", f"{error.strerror}", whole_file=True), file.bytes)
+
+
+def _renamed(record: Record, fields: Mapping[str, str]) -> Record:
+    """Return a record of conversations with the known names of its own fields."""
+    content = record.content
+    if not isinstance(content, RawChat) or not isinstance(content.value, Mapping):
+        return record
+    others = dict(content.value)
+    known = {known: others.pop(own) for own, known in fields.items() if own in others}
+    return replace(record, content=replace(content, value={**others, **known}))
 
 
 def _without_markup(record: Record, path: str) -> Record:
@@ -398,9 +420,38 @@ def _read_tabular(file: InputFile, handle: BinaryIO, options: ReadOptions, start
     return _read_table(file, handle, options, start)
 
 
+def _read_csv(file: InputFile, handle: BinaryIO, options: ReadOptions, start: int) -> Iterator[Record]:
+    index, limit, column = -1, options.max_document_bytes, options.text_column
+    try:
+        pieces = as_utf8(chunks(open_stream(file.path, handle, options.zstd_long)))
+        rows = csv_rows(pieces, tabs=is_tsv(file.path), limit=limit)
+        names = next(rows)
+        columns = TableColumns(kinds=dict.fromkeys(names, "text"), texts=names)
+        if not options.chat and (problem := _lacking(columns, column)):
+            yield Record(0, problem, file.bytes)
+            return
+        for index, row in enumerate(rows):
+            if index < start or not row:
+                continue
+            content: Document | RawChat | Rejection
+            if len(row) != len(names):
+                reason = f"{plural(len(row), 'value')}, and {plural(len(names), 'column')}"
+                content = Rejection("broken_csv", reason)
+            elif options.chat:
+                values = {name: text for name, text in zip(names, row, strict=True) if text}
+                content = _chat_of_element(values, "".join(row))
+            else:
+                content = document_of(row[names.index(column)])
+            yield Record(index, content, handle.tell())
+    except (*BROKEN_STREAM, BrokenCsv) as error:
+        reason = f"nothing can be read after row {index + 1}: {error}"
+        yield Record(index + 1, Rejection("broken_csv", reason, whole_file=True), file.bytes)
+
+
 _READERS = {
     "text": _read_text,
     "jsonl": _read_lines,
+    "csv": _read_csv,
     "parquet": _read_parquet,
     "arrow": _read_tabular,
     "mds": _read_tabular,
@@ -433,7 +484,7 @@ def read_parquet(file: InputFile, handle: BinaryIO, options: ReadOptions, start:
         table = pq.ParquetFile(handle, buffer_size=2**20, pre_buffer=False)
         columns = [options.text_column]
         if options.chat:
-            columns = [name for name in CHAT_FIELDS if name in table.schema_arrow.names]
+            columns = [name for name in options.chat_fields if name in table.schema_arrow.names]
         elif problem := _unusable(table.schema_arrow, options.text_column):
             yield Record(0, problem, file.bytes)
             return
@@ -493,7 +544,7 @@ def check_text_column(files: Sequence[InputFile], column: str) -> None:
 
 def _read_arrow(file: InputFile, handle: BinaryIO, options: ReadOptions, start: int) -> Iterator[Record]:
     index, columns = 0, columns_of(file.path, "arrow")
-    wanted = _chat_columns(columns) if options.chat else [options.text_column]
+    wanted = _chat_columns(columns, options) if options.chat else [options.text_column]
     if not options.chat and (problem := _lacking(columns, options.text_column)):
         yield Record(0, problem, file.bytes)
         return
@@ -508,7 +559,7 @@ def _read_arrow(file: InputFile, handle: BinaryIO, options: ReadOptions, start: 
 
 def _read_mds(file: InputFile, handle: BinaryIO, options: ReadOptions, start: int) -> Iterator[Record]:
     limit, columns = options.max_document_bytes, columns_of(file.path, "mds")
-    wanted = _chat_columns(columns) if options.chat else [options.text_column]
+    wanted = _chat_columns(columns, options) if options.chat else [options.text_column]
     problem = _not_json(columns, wanted) if options.chat else _lacking(columns, options.text_column)
     if problem:
         yield Record(0, problem, file.bytes)
@@ -519,8 +570,8 @@ def _read_mds(file: InputFile, handle: BinaryIO, options: ReadOptions, start: in
             yield Record(index, _chat_of_row(named) if options.chat else _document_of_value(row[0]), 0)
 
 
-def _chat_columns(columns: TableColumns) -> list[str]:
-    return [name for name in CHAT_FIELDS if name in columns.kinds]
+def _chat_columns(columns: TableColumns, options: ReadOptions) -> list[str]:
+    return [name for name in options.chat_fields if name in columns.kinds]
 
 
 def _not_json(columns: TableColumns, wanted: Sequence[str]) -> Rejection | None:

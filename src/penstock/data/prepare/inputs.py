@@ -11,14 +11,14 @@ index files. Of one with several splits only `train` is read, and of Arrow files
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from penstock.core.errors import InputError, PenstockError, UsageError
 from penstock.data.formats.dataset_state import INDICES, STATE, data_files, selection_error
-from penstock.data.prepare.chat_records import FIELDS as CHAT_FIELDS
+from penstock.data.prepare.chat_records import FORMS
 from penstock.data.prepare.columnar import MDS_CODECS, BrokenTable, columns_of
 from penstock.data.prepare.plan import InputFile, Kind
 
@@ -36,6 +36,7 @@ _PACKED = (*_READ_PACKED, ".bz2", ".xz")
 _KINDS: dict[str, Kind] = {
     f"{suffix}{packed}": "jsonl" for suffix in _LINES for packed in ("", *_READ_PACKED)
 }
+_KINDS |= {f"{suffix}{packed}": "csv" for suffix in (".csv", ".tsv") for packed in ("", *_READ_PACKED)}
 _KINDS[_PARQUET] = "parquet"
 _ARROW, _MDS = ".arrow", (".mds", *(f".mds.{codec}" for codec in MDS_CODECS))
 _KINDS |= {_ARROW: "arrow", **dict.fromkeys(_MDS, "mds")}
@@ -67,8 +68,8 @@ class Selection:
     exclude: tuple[str, ...] = ()
     """Globs matched against the name of a file or folder or, if they contain a slash, its path in the
     input."""
-    chat: bool = False
-    """True if the tables of interest hold conversations, not text."""
+    chat_columns: tuple[str, ...] = ()
+    """Columns of conversations, if tables of those are of interest, and not of text."""
     never: Path | None = None
     """Folder that is never read: the output, which may be inside an input."""
 
@@ -123,7 +124,7 @@ def find_inputs(paths: Sequence[str], selection: Selection) -> tuple[tuple[Input
     if not files and (skipped[_UNUSABLE] or skipped["suffix .arrow"]):
         found = (f for path in paths for f in Path(path).rglob("*") if f.name.endswith((_ARROW, *_MDS)))
         first = min(found, key=lambda f: ("train" not in f.parts, f.name.startswith("cache-"), f))
-        raise _unusable(str(first), chat=selection.chat)
+        raise _unusable(str(first), chat=selection.chat_columns)
     if not files:
         passed = "; ".join(f"{reason}: {count:,}" for reason, count in skipped.most_common(5))
         why = f"omitted: {passed}" if passed else "empty"
@@ -143,7 +144,7 @@ def _files_of(path: str, selection: Selection, skipped: Skipped) -> Iterator[Inp
     if Path(path).is_dir():
         yield from _walk(path, selection, skipped)
     elif Path(path).is_file():
-        is_table, chat = kind_of(path) in ("arrow", "mds"), selection.chat
+        is_table, chat = kind_of(path) in ("arrow", "mds"), selection.chat_columns
         if is_table and not _is_usable(path, chat=chat, broken=not path.endswith(_ARROW)):
             raise _unusable(path, chat=chat)
         if path.endswith(_ARROW):
@@ -155,21 +156,21 @@ def _files_of(path: str, selection: Selection, skipped: Skipped) -> Iterator[Inp
         raise UsageError(f"Input {shown(path)} {state}", fix="Name files or folders of text.")
 
 
-def _is_usable(path: str, *, chat: bool, broken: bool = True) -> bool:
+def _is_usable(path: str, *, chat: Collection[str], broken: bool = True) -> bool:
     """Return True if a table has a column of text, or one of conversations.
 
     Args:
-        chat: True for conversations.
+        chat: columns of conversations; empty: of text.
         broken: returned if it cannot be read. True: it is then listed as unreadable.
     """
     try:
         columns = columns_of(path, kind_of(path))
     except (BrokenTable, OSError):
         return broken
-    return bool(columns.kinds.keys() & CHAT_FIELDS) if chat else bool(columns.texts)
+    return bool(columns.kinds.keys() & set(chat)) if chat else bool(columns.texts)
 
 
-def _unusable(path: str, *, chat: bool) -> PenstockError:
+def _unusable(path: str, *, chat: Collection[str]) -> PenstockError:
     """Return the error for a table without text, which may hold token ids, or without conversations."""
     try:
         columns = str(columns_of(path, kind_of(path)))
@@ -179,7 +180,7 @@ def _unusable(path: str, *, chat: bool) -> PenstockError:
         return UsageError(
             f"{shown(path)} has no column of conversations",
             got=columns,
-            fix="Columns need to be messages, conversations, prompt and completion, or chosen and rejected.",
+            fix=f"Columns need to be {FORMS}. --fields OWN=KNOWN names others.",
         )
     return UsageError(
         f"{shown(path)} has no column of text",
@@ -230,7 +231,7 @@ def _folder_is_usable(path: str, known: dict[str, bool], selection: Selection) -
     """Return `_is_usable` of the first table of a file's folder: those beside it have the same columns."""
     folder = os.path.dirname(path)  # noqa: PTH120  a text, for speed
     if folder not in known:
-        known[folder] = _is_usable(path, chat=selection.chat)
+        known[folder] = _is_usable(path, chat=selection.chat_columns)
     return known[folder]
 
 

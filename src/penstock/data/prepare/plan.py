@@ -16,17 +16,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from penstock.core.errors import CorpusError, UsageError
+from penstock.core.errors import CorpusError, UsageError, nearest
 from penstock.core.files import write_atomic
 from penstock.core.units import Count
 from penstock.data.prepare.byte_streams import LEAST_ZSTD_LONG, MOST_ZSTD_LONG, ZSTD_LONG
+from penstock.data.prepare.chat_records import FIELDS
 from penstock.data.prepare.html import HtmlRule
 from penstock.text.tokenizer import MAX_IDS, MIN_VOCAB
 
 FILE = "inputs.jsonl"
 VERSION = 1
 
-Kind = Literal["text", "jsonl", "parquet", "arrow", "mds"]
+Kind = Literal["text", "jsonl", "csv", "parquet", "arrow", "mds"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +108,39 @@ class ChatConfig:
     """Treatment of conversations longer than that; those that are dropped or cut at the end are counted."""
     markers_as_text: bool = False
     """Store special tokens of conversations that the vocabulary lacks as text, instead of refusing them."""
+    fields: str = ""
+    """Names of the records' own fields and the known ones that they stand for, as OWN=KNOWN,OWN=KNOWN."""
+    join_turns: bool = False
+    """Join consecutive turns of one role, with an empty line between, instead of refusing them."""
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        """`fields` by the records' own names."""
+        pairs = (pair.partition("=") for pair in self.fields.split(",") if pair.strip())
+        return {own.strip(): known.strip() for own, _, known in pairs}
+
+    def _check_fields(self) -> None:
+        pairs = [pair for pair in self.fields.split(",") if pair.strip()]
+        for pair in pairs:
+            own, _, known = (part.strip() for part in pair.partition("="))
+            if not own or not known:
+                raise UsageError(
+                    "--fields takes OWN=KNOWN,OWN=KNOWN",
+                    got=pair,
+                    fix="Example: --fields question=prompt,answer=completion.",
+                )
+            if known not in FIELDS:
+                raise UsageError(
+                    f"--fields {pair.strip()} names no known field",
+                    got=known,
+                    fix=nearest(known, list(FIELDS)),
+                )
+        names = self.field_names
+        if len(names) < len(pairs) or len({*names.values()}) < len(pairs):
+            raise UsageError("--fields names a field twice", got=self.fields, fix="Name each field once.")
 
     def __post_init__(self) -> None:
+        self._check_fields()
         if self.max_tokens is not None and self.max_tokens < 2:
             raise UsageError("--max-tokens must be at least 2", got=self.max_tokens)
         if self.max_tokens is None and self.too_long != "refuse":
@@ -134,7 +166,7 @@ class PrepareConfig:
 
     One shard is held in memory (2 or 4 bytes per token), and a killed run repeats at most one shard."""
     text_column: str = "text"
-    """Field of a JSON line, or column of a Parquet, Arrow or MDS file, that contains the document."""
+    """Field of a JSON line, or column of a CSV, Parquet, Arrow or MDS file, that contains the document."""
     html: HtmlRule = "extract"
     """Store the main text of HTML pages, or keep their mark-up."""
     max_document_bytes: Count = 256 * 2**20

@@ -9,7 +9,7 @@ The result does not depend on the clock, the number of cores, or the number of i
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from penstock.core.files import exclusive
 from penstock.data.corpus.manifest import Manifest, load_manifest, save_manifest
 from penstock.data.prepare import journal
 from penstock.data.prepare import journal as folder
+from penstock.data.prepare.chat_records import FIELDS as CHAT_FIELDS
 from penstock.data.prepare.chat_setup import ChatSetup, chat_setup
 from penstock.data.prepare.chat_tokens import columns_of_kind
 from penstock.data.prepare.columnar import TABULAR
@@ -88,7 +89,8 @@ def prepare(
         raise UsageError(f"--out {out} is also an input", fix="Choose another folder for the corpus.")
     given = Tokenizer.load(config.tokenizer) if config.tokenizer else None
     selection = selection or Selection()
-    selection = replace(selection, never=selection.never or out, chat=config.chat is not None)
+    columns = () if config.chat is None else (*CHAT_FIELDS, *config.chat.field_names)
+    selection = replace(selection, never=selection.never or out, chat_columns=columns)
     on_progress(Progress(stage="find the inputs"))
     files, skipped = find_inputs(paths, selection)
     chat = None
@@ -146,6 +148,7 @@ def _work(
         zstd_long=config.zstd_long,
         html=config.html,
         chat=chat is not None,
+        fields=chat.fields if chat else {},
     )
     tokenizer = settle_tokenizer(out, plan, options=options, given=given, on_progress=on_progress)
     if chat is not None:
@@ -214,15 +217,25 @@ def _judge(out: Path, last: JournalEntry, *, max_errors: int, any_document: bool
             if "missing_field" in last.rejected
             else ""
         )
-        fix = f"See {listed}, then correct the inputs,{column} and use --restart."
+        fix = f"See {listed}, then correct the inputs,{column} and use --restart.{_about_length(wrong)}"
         raise InputError(f"{what}{_first_of(listed)}", fix=fix)
     if total > max_errors:
         raise InputError(
             f"Rejected inputs: {total:,} ({kinds}), but --max-errors is {max_errors}; {listed} lists them"
             f"{_first_of(listed)}",
             fix=f"Correct them and use --restart, or run the same command with --max-errors {total} to leave "
-            "them out; it finishes at once from the work already done.",
+            f"them out; it finishes at once from the work already done.{_about_length(wrong)}",
         )
+
+
+def _about_length(wrong: Collection[str]) -> str:
+    """Return the options for conversations that are too long, if some are."""
+    if "over_long" not in wrong:
+        return ""
+    return (
+        " With --restart, --too-long drop leaves out conversations above --max-tokens, and --too-long cut "
+        "keeps their beginning."
+    )
 
 
 def _first_of(listed: Path) -> str:

@@ -1,5 +1,6 @@
 """Conversations as a corpus: what is read, what is learned, and what is refused with its reason."""
 
+import csv
 import gzip
 import json
 import re
@@ -30,7 +31,7 @@ from tests.published_templates import CHATML, COHERE_TOKENS, GRANITE, MISTRAL, O
 from tests.unit.data.prepare.test_columnar import write_mds
 
 NAMES = ("<|im_start|>", "<|im_end|>")
-CHAT_OPTIONS = ("train_on", "max_tokens", "too_long", "markers_as_text")
+CHAT_OPTIONS = ("train_on", "max_tokens", "too_long", "markers_as_text", "fields", "join_turns")
 TOOL = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": {}}}
 
 
@@ -99,6 +100,7 @@ FORMS = {
     },
     "sharegpt": {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]},
     "texts": {"prompt": "Hi", "completion": "Hello."},
+    "alpaca": {"instruction": "Hi", "input": "", "output": "Hello.", "text": "Below is an instruction"},
     "messages": {
         "prompt": [{"role": "user", "content": "Hi"}],
         "completion": [{"role": "assistant", "content": "Hello."}],
@@ -151,6 +153,137 @@ def test_conversations_of_any_format_give_the_corpus_of_plain_lines(tmp_path, mo
     plain = made(tmp_path, records, model)
     other = made(tmp_path, stored_as(form, records, tmp_path), model, name="other")
     assert open_corpus(other).fingerprint == open_corpus(plain).fingerprint
+
+
+ALPACA = [
+    {"instruction": 'Say "hi",\nplease.', "input": "", "output": "Hi."},
+    {"instruction": "Add; them", "input": "1\t2", "output": "3, I think"},
+]
+
+
+def csv_of(path, rows, delimiter=","):
+    with path.open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
+
+
+@pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ","), ("csv", ";"), ("tsv", "\t"), ("csv", "\t")])
+def test_rows_of_csv_give_the_corpus_of_plain_lines(tmp_path, model, suffix, delimiter):
+    plain = made(tmp_path, ALPACA, model)
+    table = csv_of(tmp_path / f"rows.{suffix}", ALPACA, delimiter)
+    assert open_corpus(made(tmp_path, table, model, name="csv")).fingerprint == open_corpus(plain).fingerprint
+    packed = tmp_path / f"rows.{suffix}.gz"
+    packed.write_bytes(gzip.compress((tmp_path / f"rows.{suffix}").read_bytes()))
+    again = made(tmp_path, str(packed), model, name="packed")
+    assert open_corpus(again).fingerprint == open_corpus(plain).fingerprint
+
+
+def test_labels_and_messages_of_csv_are_those_of_json(tmp_path, model):
+    for name, rows in {
+        "thumbs": [{"prompt": "a", "completion": "b", "label": label} for label in (True, False)],
+        "talks": [talk("Hi", "Hello.")],
+    }.items():
+        texts = [
+            {key: each if isinstance(each, str) else json.dumps(each) for key, each in row.items()}
+            for row in rows
+        ]
+        found = made(tmp_path, csv_of(tmp_path / f"{name}.csv", texts), model, name=f"csv-{name}")
+        assert (
+            open_corpus(found).fingerprint == open_corpus(made(tmp_path, rows, model, name=name)).fingerprint
+        )
+
+
+def test_the_input_of_alpaca_follows_its_instruction():
+    made = conversation_of(ALPACA[1], kind="conversations", last_only=False)
+    assert [m["content"] for m in made.sides[0].messages] == ["Add; them\n\n1\t2", "3, I think"]
+    with pytest.raises(UsageError, match=r"The input is not text .*Write it as one text"):
+        conversation_of({**ALPACA[1], "input": ["x"]}, kind="conversations", last_only=False)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet", "dataset", "mds"])
+def test_fields_of_another_name_are_read_from_any_format(tmp_path, model, form):
+    rows = [{"Frage": "Hi", "prompt": "no", "output": "Hello."}]
+    plain = made(tmp_path, [{"prompt": "Hi", "completion": "Hello."}], model)
+    path = tmp_path / f"own.{form}"
+    if form == "csv":
+        csv_of(path, rows)
+    elif form == "mds":
+        write_mds(path, rows, dict.fromkeys(rows[0], "str"))
+    elif form == "jsonl":
+        lines(path, rows)
+    else:
+        path = stored_as(form, rows, tmp_path)
+    found = made(tmp_path, str(path), model, name="own", fields="Frage=prompt, output=completion")
+    assert open_corpus(found).fingerprint == open_corpus(plain).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ("a", r"--fields takes OWN=KNOWN,OWN=KNOWN \(got 'a'\)"),
+        ("a=", "takes OWN=KNOWN"),
+        ("a=promt", r"names no known field \(got 'promt'\)\. Did you mean 'prompt'"),
+        ("a=prompt,b=prompt", "names a field twice"),
+        ("a=prompt,a=completion", "names a field twice"),
+    ],
+)
+def test_fields_that_cannot_be_are_refused(fields, said):
+    with pytest.raises(UsageError, match=said):
+        ChatConfig(fields=fields)
+
+
+def test_fields_that_no_record_has_are_told_with_those_that_it_has(tmp_path, model):
+    with pytest.raises(InputError, match=r"No record .*got 'question, completion'.*--fields OWN=KNOWN"):
+        made(tmp_path, [{"question": "a", "answer": "b"}], model, fields="qestion=prompt,answer=completion")
+
+
+def turns(*roles_and_texts):
+    return {"messages": [{"role": role, "content": text} for role, text in roles_and_texts]}
+
+
+def test_consecutive_turns_of_one_role_are_joined_on_request(tmp_path, model):
+    apart = turns(("user", "Hi"), ("user", "you"), ("assistant", "Hello."), ("assistant", "Well?"))
+    with pytest.raises(
+        InputError, match="no role speaks twice in a row: join such messages, as --join-turns"
+    ):
+        made(tmp_path, [apart], model, name="refused")
+    joined = made(tmp_path, [apart], model, name="joined", join_turns=True)
+    plain = made(tmp_path, [talk("Hi\n\nyou", "Hello.\n\nWell?")], model)
+    assert open_corpus(joined).fingerprint == open_corpus(plain).fingerprint
+    assert load_manifest(joined).chat.counts["joined_turns"] == 2
+
+
+def test_calls_and_reasoning_are_joined_where_their_order_stays():
+    def joined(*answers):
+        record = {
+            "messages": [{"role": "user", "content": "q"}, *({"role": "assistant", **a} for a in answers)]
+        }
+        made = conversation_of(record, kind="conversations", last_only=False, join_turns=True)
+        return made.sides[0].messages[1:]
+
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    first, second = {"content": "Wait.", "reasoning_content": "Hm"}, {"content": "", "tool_calls": [call]}
+    assert joined(first, second, second) == (
+        {"role": "assistant", "content": "Wait.", "reasoning_content": "Hm", "tool_calls": [call, call]},
+    )
+    for answers, said in (
+        ((second, {"content": "x"}), "its text would stand before the calls"),
+        (({"content": "x"}, {"content": "y", "reasoning_content": "z"}), "its reasoning would stand before"),
+        (({"content": "x"}, {"content": "y", "weight": 0}), "one is learned, the other is not"),
+        (({"content": "x", "name": "a"}, {"content": "y", "name": "b"}), "they have different keys"),
+    ):
+        with pytest.raises(UsageError, match=rf"Messages 2 and 3 .*cannot be joined: {said}"):
+            joined(*answers)
+
+
+def test_results_of_tools_are_never_joined():
+    record = turns(("user", "q"), ("assistant", "a"))
+    record["messages"][1]["tool_calls"] = [{"function": {"name": "f", "arguments": {}}}] * 2
+    record["messages"] += turns(("tool", "1"), ("tool", "2"), ("assistant", "b"))["messages"]
+    made = conversation_of(record, kind="conversations", last_only=False, join_turns=True)
+    assert [m["role"] for m in made.sides[0].messages].count("tool") == 2
 
 
 def test_thumbs_of_mds_have_labels_of_any_integer(tmp_path, model):
@@ -413,7 +546,8 @@ def test_thumbs_are_rejected_as_a_whole_or_not_at_all(tmp_path, model):
 
 def test_longer_conversations_are_refused_dropped_or_cut(tmp_path, model):
     records = [talk("Hi", "Hello."), talk("Hi", "Hello. " * 40)]
-    with pytest.raises(InputError, match="over long: 1"):
+    said = r"over long: 1.* and --max-tokens is 60.*--too-long drop leaves out .* --too-long cut keeps"
+    with pytest.raises(InputError, match=said):
         made(tmp_path, records, model, name="refused", max_tokens=60)
     dropped = made(tmp_path, records, model, name="dropped", max_tokens=60, too_long="drop")
     assert open_corpus(dropped).num_documents == 1
@@ -944,7 +1078,7 @@ def test_a_folder_without_template_and_a_text_are_refused(tmp_path, model):
     with pytest.raises(UsageError, match="has no chat template"):
         made(tmp_path, [talk("a", "b")], bare)
     (tmp_path / "a.txt").write_text("Hi")
-    with pytest.raises(UsageError, match="read from JSON lines and lists, Parquet"):
+    with pytest.raises(UsageError, match="read from JSON lines and lists, CSV, Parquet"):
         made(tmp_path, str(tmp_path / "a.txt"), model)
     with pytest.raises(InputError, match="No record of the inputs is a conversation"):
         made(tmp_path, [{"text": "a"}], model)
@@ -1091,7 +1225,7 @@ def test_an_append_adds_up_what_was_counted(tmp_path, model):
 
 def test_a_record_that_is_a_conversation_twice_is_refused():
     record = {"prompt": "Hi", "completion": "Hello.", **talk("a", "b")}
-    with pytest.raises(UsageError, match="a prompt with its completion and a conversation too"):
+    with pytest.raises(UsageError, match=r"a conversation in 2 forms .*messages; completion and prompt"):
         conversation_of(record, kind="conversations", last_only=False)
     of_messages = conversation_of({**record, "prompt": None}, kind="conversations", last_only=False)
     assert of_messages.sides[0].messages[-1]["content"] == "b"
