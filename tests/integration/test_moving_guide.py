@@ -54,7 +54,7 @@ def test_the_recipe_is_one_and_says_what_the_others_say() -> None:
     per_step = axolotl["micro_batch_size"] * axolotl["gradient_accumulation_steps"]
     assert config.data.global_batch_size == per_step
     assert config.optim.learning_rate == float(axolotl["learning_rate"])
-    assert config.schedule.warmup_steps == axolotl["warmup_steps"]
+    assert config.schedule.warmup_ratio == axolotl["warmup_ratio"]
 
 
 def test_every_key_of_the_recipe_of_axolotl_has_a_row() -> None:
