@@ -52,8 +52,8 @@ class TuneConfig:
     """Layers without an adapter: last parts of names, such as "down_proj" or "layers.0.mlp.up_proj", or
     regular expressions of whole names."""
     modules_to_save: tuple[str, ...] = ()
-    """Modules that are trained whole beside the adapter, by consecutive parts of their names: "embed_tokens",
-    "lm_head", "norm", "input_layernorm", "mlp"."""
+    """Modules that are trained whole together with the adapter, by consecutive parts of their names:
+    "embed_tokens", "lm_head", "norm", "input_layernorm", "mlp"."""
     rank_pattern: dict[str, int] = field(default_factory=dict)
     """Other ranks for some layers, by a regular expression of the last parts of their names, as in PEFT."""
     alpha_pattern: dict[str, float] = field(default_factory=dict)
