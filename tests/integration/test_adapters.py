@@ -12,6 +12,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from tests.tiny_models import CONFIGS, save_tiny_model
 
+from penstock.checkpoint.adapter_run import open_with_adapter
 from penstock.checkpoint.hf import load_pretrained
 from penstock.checkpoint.hf_folder import read_config
 from penstock.checkpoint.peft import read_adapter
@@ -193,6 +194,36 @@ def test_factors_that_could_not_be_computed_for_want_of_memory_are_computed_late
             adapters.begin(of_tokens(0))
     adapters.begin(of_tokens(0))
     torch.testing.assert_close(logits_of(model), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "whole"),
+    [("llama", ["embed_tokens", "lm_head", "norm"]), ("llama-tied", ["embed_tokens"]), ("llama", ["1.mlp"])],
+    ids=str,
+)
+def test_modules_that_peft_trained_whole_are_merged(tmp_path, family, whole):
+    theirs = save_tiny_model(family, tmp_path / "base")
+    config = LoraConfig(
+        **{**KINDS["two-layers"], "target_modules": ["q_proj"]},
+        init_lora_weights=False,
+        modules_to_save=whole,
+        ensure_weight_tying=family == "llama-tied",
+    )
+    adapted = get_peft_model(copy.deepcopy(theirs), config).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "modules_to_save" in name:
+                parameter += torch.empty_like(parameter).uniform_(-0.1, 0.1)
+        expected = adapted(IDS[None]).logits[0]
+    adapted.save_pretrained(tmp_path / "adapter")
+    merged, _ = open_with_adapter(tmp_path / "adapter", base=tmp_path / "base")
+    torch.testing.assert_close(logits_of(merged), expected, rtol=1e-4, atol=1e-4)
+    if family == "llama-tied":
+        path = tmp_path / "adapter" / "adapter_config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "ensure_weight_tying": False}))
+        with pytest.raises(ModelError, match=r"trains the embedding alone.*ensure_weight_tying=True"):
+            open_with_adapter(tmp_path / "adapter", base=tmp_path / "base")
 
 
 def refused(base, tmp_path, *, settings=None, tensors=None):

@@ -83,6 +83,8 @@ _OF_NO_EFFECT = frozenset({
 _EFFECT_FREE_STARTS = (None, True, False, "gaussian", "orthogonal")
 """Values of init_lora_weights that leave the base weights unchanged."""
 
+_EMBEDDING, _TIED = "model.embed_tokens.weight", "lm_head.weight"
+
 _FROZEN_OUTPUT = "base_model.model.lm_head.base_layer.weight"
 """Name of PEFT's copy of an adapted output matrix."""
 
@@ -175,13 +177,22 @@ def read_saved_modules(folder: Path, config: LlamaConfig) -> dict[str, Tensor]:
     Raises:
         ModelError: they are not those of this model, or have other shapes or non-finite values.
     """
-    names = saved_modules(read_settings(folder))
+    settings = read_settings(folder)
+    names = saved_modules(settings)
     theirs = {stored.tensor: ours for ours, stored in config.stored_rows.items() if stored.is_whole}
     found = {}
     with safetensors.safe_open(folder / _WEIGHTS, framework="pt") as file:
         for stored in file.keys():  # noqa: SIM118 - not a mapping
             if (name := _saved_name(stored, names)) is not None:
                 found[name] = file.get_tensor(stored)
+    if config.tie_word_embeddings and _EMBEDDING in found:
+        copied = found.pop(_TIED, found[_EMBEDDING])
+        if not settings.get("ensure_weight_tying") or not torch.equal(copied, found[_EMBEDDING]):
+            raise ModelError(
+                f"{folder} trains the embedding alone, and the output matrix of this model is the embedding",
+                got=", ".join(names),
+                fix="Train it with ensure_weight_tying=True.",
+            )
     shapes = config.parameter_shapes
     for name, tensor in found.items():
         wanted = shapes.get(theirs.get(name, ""), ())
@@ -216,6 +227,8 @@ def saved_modules(settings: Mapping[str, Any]) -> tuple[str, ...]:
 def _saved_name(stored: str, modules: Collection[str]) -> str | None:
     """Return the model's name of a stored parameter if a module is trained whole that has it."""
     name = stored.removeprefix("base_model.model.")
+    if name == _TIED and any(_is_in(_EMBEDDING, module) for module in modules):
+        return name  # PEFT stores a tied output matrix too
     is_saved = any(_is_in(name, module) for module in modules) and name.endswith((".weight", ".bias"))
     is_plain = not any(part in name for part in (".lora_", ".base_layer.", ".token_adapter."))
     return name if is_saved and is_plain else None
