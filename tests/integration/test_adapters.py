@@ -11,11 +11,13 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from tests.tiny_models import CONFIGS, save_tiny_model
+from transformers import AutoModelForCausalLM
 
 from penstock.checkpoint.adapter_run import open_with_adapter
 from penstock.checkpoint.hf import load_pretrained
 from penstock.checkpoint.hf_folder import read_config
 from penstock.checkpoint.peft import read_adapter
+from penstock.checkpoint.peft import save_adapter as write_adapter
 from penstock.core.errors import ModelError, UsageError
 from penstock.engine.assemble import build_engine
 from penstock.engine.background import EngineThread
@@ -25,6 +27,7 @@ from penstock.engine.model_runner.batch import StepBatch
 from penstock.engine.model_runner.lora import Adapters
 from penstock.engine.request import Request
 from penstock.models.llama.tensor_slices import ALONE
+from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.nn.linear.packed import can_multiply
 
 # of PEFT, which asks transformers in its old words
@@ -224,6 +227,23 @@ def test_modules_that_peft_trained_whole_are_merged(tmp_path, family, whole):
         path.write_text(json.dumps({**json.loads(path.read_text()), "ensure_weight_tying": False}))
         with pytest.raises(ModelError, match=r"trains the embedding alone.*ensure_weight_tying=True"):
             open_with_adapter(tmp_path / "adapter", base=tmp_path / "base")
+
+
+def test_peft_opens_a_tied_embedding_that_penstock_trained_whole(tmp_path):
+    save_tiny_model("llama-tied", tmp_path / "base")
+    model = read_config(tmp_path / "base")
+    config = AdapterConfig(method="lora", rank=2, alpha=2.0, layers=("query",), saved=("embed",))
+    torch.manual_seed(0)
+    tensors = {"embed.weight": torch.randn(model.vocab_size, 32) / 5}
+    for n in range(2):
+        tensors[f"layers.{n}.attention.query.lora_a"] = torch.randn(2, 32) / 10
+        tensors[f"layers.{n}.attention.query.lora_b"] = torch.randn(32, 2) / 10
+    write_adapter(tensors, config, model, tmp_path / "adapter", base=str(tmp_path / "base"), base_hash="")
+    merged, _ = open_with_adapter(tmp_path / "adapter", base=tmp_path / "base")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    with torch.no_grad():
+        expected = PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()(IDS[None]).logits[0]
+    torch.testing.assert_close(logits_of(merged), expected, rtol=1e-4, atol=1e-4)
 
 
 def refused(base, tmp_path, *, settings=None, tensors=None):

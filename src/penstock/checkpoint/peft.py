@@ -288,8 +288,16 @@ def save_adapter(
     for name, tensor in tensors.items():
         if name in layout:  # trained whole
             theirs = layout[name].tensor
+            if not layout[name].is_whole:
+                raise ModelError(
+                    f"{name} was trained whole, and this family stores it as some rows of {theirs}: PEFT "
+                    "has no form for that",
+                    fix="Export the merged model with --merge.",
+                )
             saved[theirs.rpartition(".")[0]] = None
             content[f"base_model.model.{theirs}"] = tensor.detach().cpu().contiguous()
+            if model.tie_word_embeddings and theirs == _EMBEDDING:  # PEFT reads both
+                content[f"base_model.model.{_TIED}"] = tensor.detach().cpu().clone()
             continue
         layer, _, part = name.rpartition(".")
         module = layout[f"{layer}.weight"].tensor.removesuffix(".weight")
