@@ -179,6 +179,23 @@ def test_a_conversation_outlives_a_reload_and_goes_on(page):
     expect(page.locator(".turn")).to_have_count(0)
 
 
+def test_an_answer_keeps_its_models_name_after_a_reload(page):
+    models = {"object": "list", "data": [{"id": "tiny"}, {"id": "an-adapter"}]}
+    page.route("**/v1/models", lambda route: route.fulfill(json=models))
+    page.route("**/v1/chat/completions", answering("One.", "Two."))
+    page.reload()
+    page.get_by_label("Model").select_option("an-adapter")
+    ask(page, "first")
+    finished(page, 1)
+    page.get_by_label("Model").select_option("tiny")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "second")
+    finished(page, 2)
+    assert all(turn.keys() == {"role", "content"} for turn in asked.value.post_data_json["messages"])
+    page.reload()
+    expect(page.locator(".turn.assistant .who")).to_have_text(["an-adapter", "tiny"], timeout=PATIENCE_MS)
+
+
 def test_a_question_is_edited_and_an_answer_tried_again(page):
     page.route("**/v1/chat/completions", answering("One.", "Two.", "Two again.", "Other."))
     ask(page, "first")

@@ -16,7 +16,7 @@ export class Chat {
 
   /**
    * Args: parts: elements of the page: log, hello (shown in it while it is empty), form, field, send.
-   * options: name(): whose answers they are; request(messages): { address, headers, body } that asks for the next one;
+   * options: name(): whose the next answer is; request(messages): { address, headers, body } that asks for the next one;
    * isContinued(): false: each text is continued by itself; keep(messages): called when they have changed.
    */
   constructor(parts, options) {
@@ -58,7 +58,7 @@ export class Chat {
   restore(messages) {
     if (this.messages.length) return;
     this.messages = messages;
-    messages.forEach(({ role, content }, i) => this.#addTurn(role, content, role === "user" ? i : i - 1));
+    messages.forEach(({ role, content, by }, i) => this.#addTurn(role, content, role === "user" ? i : i - 1, by));
     this.parts.log.scrollTop = this.parts.log.scrollHeight;
   }
 
@@ -67,12 +67,12 @@ export class Chat {
   }
 
   // `index` is that of the question in `messages`, also for its answer.
-  #addTurn(role, content, index) {
+  #addTurn(role, content, index, by = this.name()) {
     this.parts.hello.hidden = true;
     const isOwn = role === "user", text = el("div", { class: "text" }), action = (name, act) => el("button", { type: "button", class: "plain", on: { click: ({ target }) => act(target) } }, name);
-    const turn = el("article", { class: `turn ${role}` }, el("span", { class: "who" }, isOwn ? "You" : this.name()), text, el("p", { class: "note" }),
+    const turn = el("article", { class: `turn ${role}` }, el("span", { class: "who" }, isOwn ? "You" : by), text, el("p", { class: "note" }),
       el("p", { class: "actions" }, isOwn ? action("Edit", () => this.#edit(turn)) : action("Retry", () => this.#retry(turn)), action("Copy", (button) => copy(turn, button))));
-    Object.assign(turn, { index, said: content });
+    Object.assign(turn, { index, said: content, by });
     isOwn ? (text.textContent = content) : show(text, content);
     this.parts.log.append(turn);
     return turn;
@@ -117,7 +117,7 @@ export class Chat {
       note.textContent = rate();
       if (follows) log.scrollTop = log.scrollHeight;
     };
-    const { address, headers, body } = this.request(this.messages);
+    const { address, headers, body } = this.request(this.messages.map(({ role, content }) => ({ role, content })));
     const options = { stream: true, stream_options: { include_usage: true } };
     const response = await fetch(address, { method: "POST", headers: { "content-type": "application/json", ...headers }, body: JSON.stringify({ ...body, ...options }), signal: this.#stopping.signal });
     if (!response.ok) throw await problem(response);
@@ -157,7 +157,7 @@ export class Chat {
     this.#setBusy(true);
     try {
       turn.said = await this.#stream(turn);
-      chat.push({ role: "assistant", content: turn.said });
+      chat.push({ role: "assistant", content: turn.said, by: turn.by });  // another model may write the next one
     } catch (error) {
       chat.pop();  // the question may be asked again
       const note = turn.querySelector(".note");

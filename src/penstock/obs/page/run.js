@@ -103,7 +103,7 @@ class RunPage {
 
   #drawHead() {
     const { row } = this;
-    const figure = (title, value) => el("div", { class: "figure" }, el("dt", {}, title), el("dd", {}, value));
+    const figure = (title, value, note = "") => el("div", { class: "figure" }, el("dt", {}, title), el("dd", { title: note }, value));
     this.parts.state.replaceChildren(row.state ? pill(row.state) : "");
     this.parts.age.replaceChildren(this.run.summary.ended ? `${this.run.summary.ended} \u00b7 ` : "", row.updated ? `last record ${ago(row.updated)}` : "",
       row.ranks ? ` \u00b7 ${count(row.ranks)} rank${row.ranks === 1 ? "" : "s"}` : "");
@@ -114,9 +114,9 @@ class RunPage {
         figure("loss", written(row.loss)),
         figure("tokens", written(row.tokens)),
         figure("tokens/s", written(row.tokens_per_s)),
-        figure("MFU", written(row.mfu, "share")),
+        figure("MFU", written(row.mfu, "share"), row.mfu === null ? "No step has one: the peak of the devices is not known, or other programs used them while it was measured." : ""),
         figure("data wait", written(row.data_wait, "share")),
-        figure("exposed", written(row.exposed, "share")),
+        row.ranks === 1 ? "" : figure("exposed", written(row.exposed, "share")),
         row.state === "training" ? figure("time left", duration(row.eta_s)) : "",
         figure("cost", written(row.cost))),
       row.steps ? bar(row) : "");

@@ -61,4 +61,4 @@ at("settings-button").addEventListener("click", () => showSettings(at("settings"
 at("new").addEventListener("click", () => chat.begin());
 
 at("key").value = sessionStorage.getItem("key") ?? "";
-loadModels().then(() => chat.restore(JSON.parse(sessionStorage.getItem("messages") ?? "[]")));  // turns have the model's name
+loadModels().then(() => chat.restore(JSON.parse(sessionStorage.getItem("messages") ?? "[]")));
