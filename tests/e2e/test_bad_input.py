@@ -54,7 +54,7 @@ def said(capsys, *words):
             2,
             ["reaches the end of its one epoch at step", "Lower run.steps"],
         ),
-        (["schedule.rule=linear"], 2, ["no such choice", "'linear'", "cosine"]),
+        (["schedule.rule=linnear"], 2, ["no such choice", "'linnear'", "'linear'"]),
         (["data.holdout=0"], 2, ["validate.every needs held-out data"]),
         (["data.holdout=0.9"], 2, ["between 0 and 0.5", "0.9"]),
         (["model.num_attention_heads=5"], 2, ["num_attention_heads must divide"]),

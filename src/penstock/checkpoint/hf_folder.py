@@ -58,8 +58,8 @@ def read_config(folder: Path, *, ignored_keys: Collection[str] = ()) -> LlamaCon
         config = config_of(raw, ignored_keys=ignored_keys)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
-    if config.model_type != raw["model_type"]:
-        _tell_of_text_part(path, raw["model_type"], config.model_type)
+    if config.model_type != (whole := str(raw.get("model_type"))):
+        _tell_of_text_part(path, whole, config.model_type)
     for key in config.ignored_keys:
         _warn_of_ignored(path, key)
     if config.tie_word_embeddings and differs_from_embedding(weight_files(folder)):

@@ -95,6 +95,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _TOKENS = re.compile(r"base_model\.model\.(?P<layer>.+)\.token_adapter\.trainable_tokens_delta")
 _PARTS = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
 _TOKEN_ROWS = "token_adapter.trainable_tokens_delta"
+_MOST_PATTERNS, _LONGEST_PATTERN, _MOST_REPEATS = 2000, 300, 4
 _BASE_HASH = "penstock.base_hash"
 _BASE_WEIGHTS = "penstock.base_weights"
 
@@ -421,9 +422,8 @@ def _read_tensors(
                     continue
                 parts, which = _layers_of(name, layers, folder)
                 for ours, stored in parts.items():
-                    of_output = ours.startswith(
-                        OUTPUT_MATRIX
-                    )  # the rank with the logits has those of all ids
+                    # the rank with the logits has those of all ids
+                    of_output = ours.startswith(OUTPUT_MATRIX)
                     part = None if of_output else _part(slice_of(ours, config, place), which)
                     rows = None if which == "A" or stored.is_whole else _fitting(file, name, stored, folder)
                     tensor = read_slice(file, name, part, rows=rows)
@@ -511,16 +511,36 @@ def _check_values(path: Path, settings: Mapping[str, Any]) -> None:
 def _table(path: Path, settings: Mapping[str, Any], key: str) -> list[Any]:
     """Return the values of a table of patterns.
 
+    A folder may be another's, and some regular expressions take minutes for one name. Those with a group that
+    repeats, or with many repetitions, are refused.
+
     Raises:
-        ModelError: it is no table, or a key is no regular expression.
+        ModelError: it is no table, or a key is no regular expression that is matched quickly.
     """
     table = settings.get(key) or {}
+    if not isinstance(table, dict) or len(table) > _MOST_PATTERNS or not all(map(_is_quick, table)):
+        raise ModelError(
+            f"{path}: {key} must be a table of at most {_MOST_PATTERNS:,} names or simple patterns of names",
+            got=table,
+            fix=_PLAIN,
+        )
+    return list(table.values())
+
+
+def _is_quick(pattern: str) -> bool:
+    r"""Return True for a regular expression without repeated groups, with few repetitions.
+
+    >>> _is_quick(r"layers\.[0-9]+\.(q|v)_proj"), _is_quick("([a-z.]+)+!")
+    (True, False)
+    """
+    repeats = re.findall(r"[*+{]", pattern)
+    if len(pattern) > _LONGEST_PATTERN or len(repeats) > _MOST_REPEATS or re.search(r"\)[*+{]", pattern):
+        return False
     try:
-        if isinstance(table, dict) and all(re.compile(pattern) for pattern in table):
-            return list(table.values())
+        re.compile(pattern)
     except re.error:
-        pass
-    raise ModelError(f"{path}: {key} must be a table of regular expressions", got=table, fix=_PLAIN)
+        return False
+    return True
 
 
 def _fitting(file: Any, name: str, stored: StoredRows, folder: Path) -> Sequence[int]:  # Any: as above

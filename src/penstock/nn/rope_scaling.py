@@ -9,7 +9,7 @@ Four published rules, with the field names of Hugging Face's `rope_parameters`:
 - llama3: the rule of Llama 3.1, which leaves high frequencies unchanged.
 """
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -106,17 +106,23 @@ def read_rope(raw: Mapping[str, Any], *, default: Mapping[str, object] = Mapping
     The rule is `rope_scaling` if there is one, else `rope_parameters`. Its base precedes a `rope_theta`
     beside it, and the `original_max_position_embeddings` beside it precedes its own, as in transformers.
 
+    Args:
+        default: rule of the family, where config.json has none; its base and its part of a head also complete
+            a rule that lacks them.
+
     Raises:
         ModelError: an unsupported rule, an unknown key, or a number out of range.
     """
     parameters, scaling = (_rule(raw, name) for name in ("rope_parameters", "rope_scaling"))
     found, where = (scaling, "rope_scaling") if scaling else (parameters, "rope_parameters")
     theta = _number("rope_theta", _theta(raw, found, parameters, default=default.get("rope_theta", _THETA)))
-    rotated = found.get(_ROTATED) or raw.get(_ROTATED) or default.get(_ROTATED, 1.0)
-    rotated = _number(_ROTATED, rotated)
-    found = found or dict(default)
+    parts = (found.get(_ROTATED), raw.get(_ROTATED), default.get(_ROTATED), 1.0)
+    rotated = _number(_ROTATED, next(part for part in parts if part is not None))
+    if raw.get("rope_parameters") is None and not scaling:
+        _check_outer_theta(raw, default)
+        found = dict(default)
     rule = found.get("rope_type") or found.get("type") or "default"
-    if rule != "default" and rule not in _FIELDS:
+    if not isinstance(rule, str) or rule not in ("default", *_FIELDS):
         raise ModelError("Unknown rope_type", got=rule, fix=nearest(str(rule), ["default", *_FIELDS]))
     own = {"factor", *chain(*_FIELDS[rule])} if rule in _FIELDS else ROPE_KEYS
     foreign = sorted(key for key in found.keys() - own - _OF_ANY_RULE if found[key] is not None)
@@ -144,6 +150,17 @@ def read_rope(raw: Mapping[str, Any], *, default: Mapping[str, object] = Mapping
     except ConfigError as error:
         raise ModelError(f"config.json describes no model that can be built: {error}") from error
     return RopeRule(theta=theta, scaling=scaled, rotated=rotated)
+
+
+def _check_outer_theta(raw: Mapping[str, Any], default: Mapping[str, object]) -> None:
+    """Refuse a base outside of a family's own rule, which transformers drops."""
+    theta = raw.get("rope_theta")
+    if "rope_type" in default and theta not in (None, default.get("rope_theta")):
+        raise ModelError(
+            "rope_theta is outside of rope_parameters, where transformers does not read it",
+            got=theta,
+            fix="Write rope_parameters with the whole rule.",
+        )
 
 
 def _theta(
@@ -180,7 +197,7 @@ def _rule(raw: Mapping[str, Any], key: str) -> dict[str, Any]:  # Any: JSON
 
 def _number(name: str, value: object) -> float:
     """Return the value as a float; raise ModelError unless it is finite and not negative."""
-    if not is_number(value) or not 0 <= value < math.inf:  # type: ignore[operator]
+    if not is_number(value) or not 0 <= value <= sys.float_info.max:  # type: ignore[operator]
         fix = "Take config.json from where the weights came from."
         raise ModelError(f"{name} of the rotary embedding must be a number", got=value, fix=fix)
     return float(value)  # type: ignore[arg-type]

@@ -1,13 +1,15 @@
 """What is read from the `config.json` of a model that comes from anyone, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from penstock.checkpoint.hf_folder import read_config
-from penstock.core.errors import ModelError
+from penstock.core.errors import ConfigError, ModelError
 from penstock.models.families import supported_families
-from penstock.models.family.config_json import config_of
+from penstock.models.family.config_json import config_json, config_of
+from penstock.models.llama.config import LlamaConfig
 
 SIZES = {
     "vocab_size": 61,
@@ -42,6 +44,70 @@ def test_a_config_json_with_something_else_where_a_number_belongs_is_refused(cha
 def test_null_for_what_only_other_families_have_is_nothing():
     raw = {"model_type": "qwen2", **SIZES, "mlp_bias": None, "attention_multiplier": None}
     assert config_of(raw) == config_of({"model_type": "qwen2", **SIZES})
+
+
+LLAMA = {"model_type": "llama", **SIZES}
+GRANITE_4 = {"model_type": "granitemoehybrid", "num_local_experts": 0, "layer_types": ["attention"] * 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model_type": "ministral", "num_hidden_layers": 50_000_000},
+            "num_hidden_layers can be at most 2,000",
+        ),
+        ({"model_type": "cwm", "num_hidden_layers": "many"}, "num_hidden_layers has the wrong type"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": None},
+            "max_window_layers has",
+        ),
+        ({**GRANITE_4, "layer_types": 5}, "layer_types must name the kind of each layer"),
+        ({**GRANITE_4, "position_embedding_type": "alibi"}, "position_embedding_type must be"),
+        ({**GRANITE_4, "position_embedding_type": ["rope"]}, "position_embedding_type must be"),
+        (
+            {**GRANITE_4, "position_embedding_type": "rope", "partial_rotary_factor": 0.5},
+            "rotate whole heads",
+        ),
+        ({"model_type": "glm", "partial_rotary_factor": 0.0}, "partial_rotary_factor must give"),
+        (
+            {"model_type": "phi3", "rope_parameters": {"partial_rotary_factor": 0}},
+            "partial_rotary_factor must",
+        ),
+        ({"model_type": "cwm", "rope_theta": 7000.0}, "rope_theta is outside of rope_parameters"),
+        ({"model_type": "bert", "layer_types": 5, "block_types": True}, "not supported"),
+        ({"model_type": ["llama"]}, "not supported"),
+        ({"model_type": {}, "text_config": {"model_type": "llama"}}, "lacks|not|vocab_size"),
+        ({"rope_parameters": {"rope_type": ["a"]}}, "Unknown rope_type"),
+        ({"rope_theta": 10**400}, "must be a number"),
+    ],
+)
+def test_odd_values_of_untrusted_configs_are_refused_in_words(changes, message):
+    with pytest.raises(ModelError, match=message):
+        config_of({"model_type": "llama", **SIZES, **changes})
+
+
+def test_keys_that_are_null_are_absent():
+    assert config_of({**LLAMA, "partial_rotary_factor": None}) == config_of(LLAMA)
+    half = {**LLAMA, "model_type": "glm", "num_key_value_heads": 2, "head_dim": 16}
+    assert config_of({**half, "partial_rotary_factor": None}).partial_rotary_factor == 0.5
+    empty = config_of({**LLAMA, "model_type": "cwm", "head_dim": 16, "rope_parameters": {}})
+    assert (empty.rope_theta, empty.rope_scaling) == (1e6, None)
+
+
+@pytest.mark.parametrize("part", [0.0, 1.0])
+def test_granite_4_with_and_without_positions_survives_the_round_trip(part):
+    config = LlamaConfig(**SIZES, model_type="granitemoehybrid", partial_rotary_factor=part)
+    read = config_of(config_json(config))
+    explicit = {"head_dim": read.head_dim, "attention_multiplier": config.attention_scale}
+    assert read == replace(config, **explicit)
+    assert hash(read) == hash(replace(config, **explicit))
+
+
+def test_a_part_of_a_head_that_config_json_cannot_say_is_refused():
+    for model_type, part in (("granitemoehybrid", 0.5), ("phi3", 0.0), ("glm", 0.0)):
+        with pytest.raises(ConfigError, match="partial_rotary_factor must"):
+            LlamaConfig(**SIZES, model_type=model_type, partial_rotary_factor=part)
 
 
 def test_a_config_json_without_a_size_is_refused():

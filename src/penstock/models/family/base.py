@@ -107,6 +107,8 @@ class Family:
     """Whether attention projections have biases; "chosen": if `attention_bias` is set."""
     biased: tuple[Projection, ...] = ("query", "key", "value", "output")
     """Projections that then have one."""
+    rotates_part: bool = False
+    """True if `partial_rotary_factor` is a key of the family, and above 0."""
     has_query_key_norm: bool = False
     """True if queries and keys are normalised per head before rotary embedding."""
     tensors: TensorLayout = field(default_factory=TensorLayout)

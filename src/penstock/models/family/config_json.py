@@ -9,7 +9,7 @@ from penstock.core.errors import ConfigError, ModelError
 from penstock.models.families import FAMILY, supported_families
 from penstock.models.family.base import IGNORED_KEYS, NEUTRAL, Family
 from penstock.models.family.refused import missing_parts
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.llama.config import LlamaConfig, check_ceilings
 from penstock.nn.rope_scaling import ROPE_KEYS, read_rope, write_rope
 
 _LONGEST_VALUE = 60
@@ -48,10 +48,10 @@ def config_of(raw: Mapping[str, Any], *, ignored_keys: Collection[str] = ()) -> 
             "hidden_act must be silu", got=raw["hidden_act"], fix="Only decoders with SwiGLU can be opened."
         )
     rope = read_rope(raw, default=family.default_rope)
-    known_names = {field.name for field in fields(LlamaConfig)} & family.keys
+    known_names = {field.name for field in fields(LlamaConfig)} & (family.keys - {"partial_rotary_factor"})
     values = {name: raw[name] for name in known_names if name in raw}
     values |= {"rope_theta": rope.theta, "rope_scaling": rope.scaling}
-    if "partial_rotary_factor" in family.fields:
+    if family.rotates_part:
         values["partial_rotary_factor"] = rope.rotated
     elif rope.rotated != 1.0:
         raise ModelError(
@@ -61,6 +61,8 @@ def config_of(raw: Mapping[str, Any], *, ignored_keys: Collection[str] = ()) -> 
         )
     values["ignored_keys"] = tuple(dict.fromkeys((*_ignored_before(raw), *ignored)))
     try:
+        _check_kinds(values)
+        check_ceilings(values)
         values |= family.read(raw)
         _check_kinds(values)
         return LlamaConfig(**values)
@@ -75,7 +77,7 @@ def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: JSON
     may: whether matrices are tied, and how they are quantised.
     """
     text = raw.get("text_config")
-    if raw.get("model_type") in FAMILY or not isinstance(text, Mapping):
+    if str(raw.get("model_type")) in FAMILY or not isinstance(text, Mapping):
         return raw
     shared = ("tie_word_embeddings", "quantization_config", IGNORED_KEYS)
     return {**{key: raw[key] for key in shared if key in raw}, **text}
@@ -142,8 +144,7 @@ def _quoted(value: object) -> str:
 
 def config_json(config: LlamaConfig) -> dict[str, Any]:  # Any: JSON
     """Return a `config.json` that transformers 4 and 5 can open."""
-    is_part = "partial_rotary_factor" in config.family.fields and config.partial_rotary_factor > 0
-    rotated = config.partial_rotary_factor if is_part else None
+    rotated = config.partial_rotary_factor if config.family.rotates_part else None
     values: dict[str, Any] = {
         "architectures": [config.family.architecture],
         **{field.name: getattr(config, field.name) for field in fields(config)},

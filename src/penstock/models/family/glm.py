@@ -7,6 +7,7 @@ FAMILY = Family(
     architecture="GlmForCausalLM",
     own_keys=frozenset({"attention_bias"}),
     settings=frozenset({"partial_rotary_factor"}),
+    rotates_part=True,
     defaults={
         **DEFAULTS,
         "num_key_value_heads": 2,

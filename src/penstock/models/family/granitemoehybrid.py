@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from penstock.core.errors import ModelError
+from penstock.core.errors import ConfigError, ModelError
 from penstock.models.family.base import BOOKKEEPING, DEFAULTS, Family, Raw
 from penstock.models.family.granite import FACTORS
 from penstock.models.family.tensors import TensorLayout
@@ -21,17 +21,30 @@ _UNUSED = frozenset({
 
 def _read(raw: Raw) -> Raw:
     kinds = raw["layer_types"] or raw.get("layers_block_type") or ["linear_attention"]
-    if raw["num_local_experts"] or not set(kinds) <= set(_ATTENTION):
+    if not isinstance(kinds, list) or len(kinds) != raw["num_hidden_layers"]:
+        raise ConfigError("layer_types must name the kind of each layer", got=kinds)
+    if raw["num_local_experts"] or not set(map(str, kinds)) <= set(_ATTENTION):
         raise ModelError(
             "Granite 4.0 with Mamba layers or experts is not supported",
             got=f"{raw['num_local_experts']} experts, {', '.join(sorted(set(map(str, kinds))))}",
             fix="Take a dense size: granite-4.0-micro, granite-4.0-1b or granite-4.0-350m.",
         )
-    has_positions = raw["position_embedding_type"] == "rope"
+    positions = raw["position_embedding_type"]
+    if positions not in ("rope", "nope", None):
+        raise ConfigError('position_embedding_type must be "rope", "nope" or absent', got=positions)
     return {
         "intermediate_size": raw["shared_intermediate_size"],
-        "partial_rotary_factor": 1.0 if has_positions else 0.0,
+        "partial_rotary_factor": 1.0 if positions == "rope" else 0.0,
+        "layer_types": None,
     }
+
+
+def _check(config: "LlamaConfig") -> None:
+    if config.partial_rotary_factor not in (0.0, 1.0):
+        raise ConfigError(
+            "partial_rotary_factor must be 1 in granitemoehybrid models, or 0 for no positions",
+            got=config.partial_rotary_factor,
+        )
 
 
 def _write(config: "LlamaConfig") -> Raw:
@@ -65,6 +78,7 @@ FAMILY = Family(
     ignored=BOOKKEEPING | _UNUSED,
     read=_read,
     write=_write,
+    check=_check,
     biases="chosen",
     tensors=TensorLayout(
         names={"mlp.down": "shared_mlp.output_linear"},

@@ -7,6 +7,7 @@ FAMILY = Family(
     architecture="Phi3ForCausalLM",
     own_keys=frozenset({"sliding_window"}),
     settings=frozenset({"partial_rotary_factor"}),
+    rotates_part=True,
     defaults={
         **DEFAULTS,
         "max_position_embeddings": 4096,

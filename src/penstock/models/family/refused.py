@@ -19,7 +19,8 @@ def _kind(*kinds: str) -> Callable[[Raw], bool]:
     return lambda raw: any(
         kind in str(layer)
         for key in ("layer_types", "layers_block_type", "hybrid_override_pattern", "block_types")
-        for layer in (raw.get(key) or ())
+        if isinstance(layers := raw.get(key), list | str)
+        for layer in layers
         for kind in kinds
     )
 
@@ -57,8 +58,7 @@ _BY_KEY: tuple[tuple[str, Callable[[Raw], bool]], ...] = (
     (
         "LayerNorm",
         _any(
-            "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_epsilon", "layer_norm_epsilon",
-            "layernorm_embedding",
+            "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_epsilon", "layernorm_embedding"
         ),
     ),
     ("learned positions, or none but a bias", _any("n_positions", "alibi", "max_seq_len", "n_ctx")),

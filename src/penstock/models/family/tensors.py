@@ -50,7 +50,7 @@ class StoredRows:
     rows: Sequence[int]
     """Its rows, in the order of the parameter's."""
     num_rows: int
-    """All of its rows."""
+    """Number of rows of the stored tensor."""
 
     @property
     def is_whole(self) -> bool:
@@ -95,6 +95,8 @@ class TensorLayout:
         return StoredRows(f"{self.names.get(module) or _BLOCK[module]}.{kind}", rows, len(rows))
 
     def _in_head_order(self, count: int, config: "LlamaConfig") -> Sequence[int]:
+        # Of a head of 8, 4 are rotated, interleaved: the stored pairs (0, 1) and (2, 3) are our (0, 4)
+        # and (1, 5). The stored rows 4 to 7 are not rotated, and are our rows 2, 3, 6 and 7.
         head, rotated = config.size_of_head, config.rotated_dims
         half, pairs = head // 2, rotated // 2
         order = [0] * head

@@ -1,5 +1,6 @@
 """Config of a decoder of any family, with the field names of Hugging Face; no torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf, prod
 from typing import Literal
@@ -79,9 +80,7 @@ class LlamaConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < inf:
                 raise ConfigError(f"{name} must be positive", got=value)
-        for name, most in _MOST.items():
-            if (getattr(self, name) or 0) > most:
-                raise ConfigError(f"{name} can be at most {most:,}", got=getattr(self, name))
+        check_ceilings({name: getattr(self, name) for name in _MOST})
         self._check_heads()
         self._check_family()
 
@@ -99,7 +98,8 @@ class LlamaConfig:
             )
         if self.size_of_head % 2:
             raise ConfigError("head_dim must be even, for rotary embedding", got=self.size_of_head)
-        if not 0 <= self.partial_rotary_factor <= 1 or self.rotated_dims % 2:
+        least = 1 if self.family.rotates_part else 0
+        if not least <= self.rotated_dims <= self.size_of_head or self.rotated_dims % 2:
             raise ConfigError(
                 f"partial_rotary_factor must give an even number of a head's {self.size_of_head} dimensions",
                 got=self.partial_rotary_factor,
@@ -281,6 +281,14 @@ class LlamaConfig:
         looked_up = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         width = self.num_attention_heads * self.size_of_head
         return 6.0 * (self.num_parameters - looked_up) + 12.0 * width * keys
+
+
+def check_ceilings(values: Mapping[str, object]) -> None:
+    """Raise ConfigError for a size of a config, by the name of its field, that is above all models'."""
+    for name, most in _MOST.items():
+        value = values.get(name)
+        if isinstance(value, int) and value > most:
+            raise ConfigError(f"{name} can be at most {most:,}", got=value)
 
 
 _MOST = {

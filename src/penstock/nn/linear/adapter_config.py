@@ -27,6 +27,8 @@ OUTPUT_MATRIX = "unembed"
 MAX_RANK = 512
 """Largest rank that is trained and read: of folders of unknown origin, memory grows with it."""
 
+MIN_RATE = 0.001
+"""Smallest dropout of an adapter's inputs; rates are rounded to multiples of 1 / 65536."""
 GROUP = 32
 """Inputs that share a scale in a matrix of 4 bits."""
 
@@ -122,7 +124,7 @@ class AdapterConfig:
         names = (name, _hugging_face_name(name))
         if self.pattern and not any(re.fullmatch(self.pattern, one) for one in names):
             return None
-        if any(_ends_with(one, end) or _is_whole(end, one) for end in self.excluded for one in names):
+        if any(is_excluded(text, name) for text in self.excluded):
             return None
         return replace(
             self,
@@ -198,6 +200,15 @@ def is_named(pattern: str, name: str) -> bool:
     (True, False)
     """
     return any(_is_whole(rf"(.*\.)?({pattern})", one) for one in (name, _hugging_face_name(name)))
+
+
+def is_excluded(text: str, name: str) -> bool:
+    """Return True if a text is the last parts of a layer's name, or a regular expression of its whole name.
+
+    >>> is_excluded("mlp.up_proj", "layers.0.mlp.up"), is_excluded("(q|k)_proj", "layers.0.attention.query")
+    (True, False)
+    """
+    return any(_ends_with(one, text) or _is_whole(text, one) for one in (name, _hugging_face_name(name)))
 
 
 def _hugging_face_name(name: str) -> str:

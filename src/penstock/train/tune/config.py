@@ -14,10 +14,12 @@ from penstock.nn.linear.adapter_config import (
     GROUP,
     LINEAR_LAYERS,
     MAX_RANK,
+    MIN_RATE,
     OUTPUT_MATRIX,
     AdapterConfig,
     BaseWeights,
     block_layers,
+    is_excluded,
     is_group_or_layer,
     is_named,
     layers_named,
@@ -123,9 +125,11 @@ class TuneConfig:
 
     def _check_adapter_only(self) -> None:
         """Refuse a dropout that is no share, and keys of adapters where there is none."""
-        if not 0 <= self.dropout < 1:
+        if self.dropout and not MIN_RATE <= self.dropout <= 1 - MIN_RATE:
             raise ConfigError(
-                "tune.dropout must be from 0 to below 1", got=self.dropout, fix="0.05 and 0.1 are usual."
+                f"tune.dropout must be 0, or from {MIN_RATE:g} to {1 - MIN_RATE:g}",
+                got=self.dropout,
+                fix="0.05 and 0.1 are usual.",
             )
         if self.modules_to_save and self.method == "full":
             raise ConfigError(
@@ -159,10 +163,10 @@ class TuneConfig:
                 fix="Leave it out; tune.layers and tune.layers_to_transform choose what an adapter changes.",
             )
         for layer, rank in self.rank_pattern.items():
-            if rank < 1:
-                raise ConfigError("tune.rank_pattern must have ranks of at least 1", got=f"{layer}: {rank}")
+            if not isinstance(rank, int) or rank < 1:
+                raise ConfigError("tune.rank_pattern must have whole ranks from 1", got=f"{layer}: {rank}")
         for layer, alpha in self.alpha_pattern.items():
-            if not alpha > 0:
+            if not 0 < alpha < math.inf:
                 raise ConfigError("tune.alpha_pattern must have numbers above 0", got=f"{layer}: {alpha}")
 
     @property
@@ -385,10 +389,14 @@ class TuneConfig:
         assert self.adapter is not None
         bare = replace(self.adapter, excluded=(), pattern="", blocks=())
         names = (*block_layers(num_blocks), OUTPUT_MATRIX)
-        for key, table in (("exclude_modules", self.exclude_modules), ("rank_pattern", self.rank_pattern),
-                           ("alpha_pattern", self.alpha_pattern)):  # fmt: skip
+        adapted = [name for name in names if bare.of(name) is not None]
+        for key, table, fits in (
+            ("exclude_modules", self.exclude_modules, is_excluded),
+            ("rank_pattern", self.rank_pattern, is_named),
+            ("alpha_pattern", self.alpha_pattern, is_named),
+        ):
             for text in table:
-                if not any(is_named(text, name) for name in names if bare.of(name) is not None):
+                if not any(fits(text, name) for name in adapted):
                     raise ConfigError(
                         f"tune.{key} has a pattern that fits no layer",
                         got=text,

@@ -95,14 +95,14 @@ def test_modules_to_save_are_found_in_the_model():
             "exclude_modules has a pattern that fits no layer",
         ),
         ({**LORA, "rank_pattern": {"q_prj": 4}}, MODEL, "rank_pattern has a pattern that fits no layer"),
-        ({**LORA, "rank_pattern": {"q_proj": 0}}, MODEL, "rank_pattern must have ranks of at least 1"),
+        ({**LORA, "rank_pattern": {"q_proj": 0}}, MODEL, "rank_pattern must have whole ranks from 1"),
         ({**LORA, "rank_pattern": {"k_proj": 17}}, MODEL, r"larger than the layer 'key'.*at most 16"),
         ({**LORA, "alpha_pattern": {"q_proj": 0.0}}, MODEL, "alpha_pattern must have numbers above 0"),
         ({"freeze": ["embed_tokns"]}, MODEL, "fits no parameter.*Did you mean 'embed_tokens'"),
         ({"freeze": [".*"]}, MODEL, "leaves nothing to learn"),
         ({**LORA, "freeze": ["mlp"]}, MODEL, "freeze is for tune.method 'full'"),
         ({"dropout": 0.1}, MODEL, "'full' has no adapter"),
-        ({**LORA, "dropout": 1.0}, MODEL, "from 0 to below 1"),
+        ({**LORA, "dropout": 1.0}, MODEL, "from 0.001 to 0.999"),
         (
             {**LORA, "dropout": 0.1, "layers": ["all", "lm_head"]},
             MODEL,
@@ -146,3 +146,15 @@ def test_whole_matrices_have_the_rows_of_new_tokens():
     assert recipe(tune={**LORA, "modules_to_save": ["embed_tokens", "lm_head"]}).adapter.new_rows == 0
     with pytest.raises(ConfigError, match=r"one of the two matrices.*Name both"):
         recipe(tune={**LORA, "modules_to_save": ["lm_head"]})
+
+
+@pytest.mark.parametrize("text", ["mlp.*", "(q|k)_proj", "q_proj|nothing"])
+def test_an_exclusion_that_would_leave_every_layer_adapted_is_refused(text):
+    with pytest.raises(ConfigError, match="exclude_modules has a pattern that fits no layer"):
+        checked(**LORA, exclude_modules=[text])
+
+
+@pytest.mark.parametrize("text", ["down_proj", "mlp.up_proj", r".*\.mlp\..*", r"model\.layers\.0\..*"])
+def test_an_exclusion_that_is_accepted_leaves_a_layer_out(text):
+    names = block_layers(MODEL.num_hidden_layers)
+    assert any(checked(**LORA, exclude_modules=[text]).of(name) is None for name in names)
