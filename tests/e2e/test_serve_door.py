@@ -139,7 +139,7 @@ def test_a_second_signal_ends_at_once(folder):
                 continue
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(PATIENCE_S) == 1
-        assert "A second signal came" in server.errors.read_text()
+        assert "second signal came" in server.errors.read_text()
 
 
 @pytest.fixture(scope="module")

@@ -100,8 +100,9 @@ class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record, and below it the traceback if it has one."""
         said = record.getMessage()
-        # Names and paths keep their letters: a field, a key, or whatever a plain string begins with.
-        begin = record.msg.sentence if isinstance(record.msg, Event) else ""
+        # Names and paths keep their letters: a field, a key, or what an error's text begins with.
+        is_text_of_error = record.levelno >= logging.WARNING
+        begin = record.msg.sentence if isinstance(record.msg, Event) else "" if is_text_of_error else said
         if begin.partition(" ")[0].rstrip(":,").isalpha():
             said = said[:1].upper() + said[1:]
         end = "" if said.endswith((".", "?", "!", ":")) or _ends_in_words_to_copy(said) else "."

@@ -163,9 +163,8 @@ def test_another_format_is_refused_with_the_choices() -> None:
             Event("going_back", "{why:sentence}. Going back", why="the loss rose"),
             "The loss rose. Going back.",
         ),
-        ("nowhere is not a folder. Give a run.", "nowhere is not a folder. Give a run."),
-        ("Write it by --out FOLDER", "Write it by --out FOLDER"),
-        ("Use --set compute=float32", "Use --set compute=float32"),
+        ("write it by --out FOLDER", "Write it by --out FOLDER"),
+        ("use --set compute=float32", "Use --set compute=float32"),
         (Event("step", "step {step} at 3.1 tokens/s", step=7), "Step 7 at 3.1 tokens/s."),
         (Event("loss", "loss 2.4 (1.25 bits/byte)"), "Loss 2.4 (1.25 bits/byte)."),
         (Event("cut", "data.packing may cut"), "data.packing may cut."),
@@ -178,3 +177,8 @@ def test_sentences_keep_the_letters_of_names_and_no_stop_follows_a_path_or_optio
     set_up()
     log.info(said)
     assert lines(capsys) == [line]
+
+
+def test_what_an_error_begins_with_keeps_its_letters(capsys: pytest.CaptureFixture[str]) -> None:
+    print_event("nowhere is not a folder. Give a run.", level=logging.ERROR)
+    assert capsys.readouterr().err.endswith("Error: nowhere is not a folder. Give a run.\n")
