@@ -45,7 +45,7 @@ class Display(AbstractContextManager["Display"]):
             self._stage, self._began = stage, (now, done, tokens or 0)
             self._shown = (now, done, tokens or 0)
             if self._bar is None:
-                print_event(Event("stage", "{stage}", stage=stage))
+                print_event(Event("stage", "{stage:sentence}", stage=stage))
         elapsed_s = now - self._began[0]
         rate = None if tokens is None else (tokens - self._began[2]) / max(elapsed_s, 1e-3)
         left_s = left_after(elapsed_s, done - self._began[1], left=(total or 0) - done)
@@ -64,7 +64,12 @@ class Display(AbstractContextManager["Display"]):
         elif not total and now - self._shown[0] >= _SECONDS_BETWEEN_LINES:
             self._shown = (now, done, tokens or 0)
             print_event(
-                Event("progress", "{stage}: {elapsed_s:duration} so far", stage=stage, elapsed_s=elapsed_s)
+                Event(
+                    "progress",
+                    "{stage:sentence}: {elapsed_s:duration} so far",
+                    stage=stage,
+                    elapsed_s=elapsed_s,
+                )
             )
 
     def __enter__(self) -> "Display":

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--setup",
         type=Path,
         metavar="FILE",
-        help="shell script that the job reads before it starts anything, such as `module load cuda`",
+        help="shell script that the job reads before it starts anything, such as `module load gcc`",
     )
     parser.add_argument(
         "--wrapper",
