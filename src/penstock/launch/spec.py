@@ -121,7 +121,7 @@ class RunSpec:
     extras: tuple[str, ...] = ()
     """Options of the engine that Penstock does not know, handed through."""
     setup: str = ""
-    """Text of a shell script that a job on Slurm reads first, such as `module load cuda`."""
+    """Text of a shell script that a job on Slurm reads first, such as `module load gcc`."""
     wrapper: tuple[str, ...] = ()
     """Words before the command of each node on Slurm, such as those of `apptainer exec IMAGE`."""
     idle_starts: int = limited(Limit(least=1, most=1_000_000), 3)
