@@ -21,10 +21,12 @@ def known_runs() -> list[Path]:
     found = []
     with suppress(OSError, RuntimeError):
         for link in _links().iterdir():
-            if link.is_dir():
-                found.append(link.readlink())
-            elif link.readlink().parent.is_dir():  # else its file system may not be mounted now
-                link.unlink()
+            with suppress(OSError):  # an entry that is no link, or whose file system fails, hides no other
+                run = link.readlink()
+                if run.is_dir():
+                    found.append(run)
+                elif run.parent.is_dir():  # else its file system may not be mounted now
+                    link.unlink()
     return found
 
 

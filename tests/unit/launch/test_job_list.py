@@ -70,6 +70,17 @@ def test_a_run_that_was_launched_is_known_until_its_folder_is_removed(tmp_path, 
     assert known_runs() == [runs / "b"], "a file system that was away keeps its runs"
 
 
+def test_an_entry_that_is_no_link_or_cannot_be_followed_hides_no_other_run(tmp_path, state):
+    launched(tmp_path / "run", "slurm", "7")
+    links = state / "penstock" / "runs"
+    (links / "stray").write_text("not a link")
+    (links / "folder").mkdir()
+    (links / "unreadable").symlink_to(tmp_path / ("a" * 300))  # ENAMETOOLONG
+    (links / "loop").symlink_to(links / "loop")
+    assert known_runs() == [tmp_path / "run"]
+    assert {path.name for path in links.iterdir()} >= {"stray", "folder"}
+
+
 def test_a_home_that_cannot_be_written_stops_no_launch(tmp_path, state):
     state.write_text("not a folder")
     launched(tmp_path / "run", "slurm", "7")
