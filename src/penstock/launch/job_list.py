@@ -32,7 +32,8 @@ class ListedJob:
 def list_jobs(runs: Iterable[Path], places: Sequence[tuple[str, str]] = ()) -> list[ListedJob]:
     """Return the jobs of run folders and of engines: those that live first, of these the newest first.
 
-    Each engine is asked once for all of its jobs. A job that it no longer lists has ended.
+    Each engine is asked once for all of its jobs, and Slurm once more for known jobs that are not among this
+    user's: they may be a colleague's. A job that is then not listed has ended.
 
     Args:
         runs: folders; those without a job are left out.
@@ -63,9 +64,8 @@ def list_jobs(runs: Iterable[Path], places: Sequence[tuple[str, str]] = ()) -> l
     for place, rows in submitted.items():
         found += _at(*place, rows, asks_for_others=place in places)
     known = {(row.engine, row.job) for row in found if row.run}
-    found = [
-        row for row in found if row.run or (row.engine, row.job) not in known
-    ]  # by two names of a cluster
+    # A cluster may be known by two names.
+    found = [row for row in found if row.run or (row.engine, row.job) not in known]
     newest_first = sorted(found, key=lambda row: row.submitted_at, reverse=True)
     return sorted(newest_first, key=lambda row: not row.is_live)
 
@@ -75,7 +75,7 @@ def _at(
 ) -> Iterable[ListedJob]:
     """Yield the jobs that were submitted to an engine at one place, and others that it lists."""
     try:
-        queued = dict(ENGINES[engine].jobs(host))
+        queued = dict(ENGINES[engine].jobs(host, [job.ident for job, _, _ in rows]))
     except PenstockError as error:
         said = str(error).partition(". ")[0]
         for _, row, _ in rows:

@@ -38,7 +38,7 @@ class Engine:
         self.listed |= {ident: QueuedJob(state=RUNNING, run=run) for ident, run in runs}
         self.error, self.hosts = error, []
 
-    def jobs(self, host):
+    def jobs(self, host, _known):
         self.hosts.append(host)
         if self.error:
             raise self.error
@@ -145,6 +145,23 @@ def test_slurm_lists_the_jobs_whose_scripts_are_of_penstock(monkeypatch):
         "8": ("/r", "PENDING"),
     }
     assert (found["8"].state.is_stuck, found["7"].state.reason) == (True, "on n[0-1]")
+
+
+def test_a_colleagues_job_in_the_queue_has_not_ended(tmp_path, monkeypatch):
+    for ident in ("7", "8", "9"):
+        launched(tmp_path / ident, "slurm", ident)
+    asked = []
+
+    def squeue(*words):
+        asked.append(words[1:-1])
+        ident = "7" if "--me" in words else "8"
+        return f"{ident}|RUNNING|None|N/A|n[0-1]|{tmp_path}/{ident}/launch/job.sbatch\n"
+
+    monkeypatch.setattr(slurm, "run_slurm", squeue)
+    monkeypatch.setattr(slurm, "query_job", squeue)
+    jobs = sorted(list_jobs(known_runs()), key=lambda job: job.job)
+    assert [(job.job, job.status) for job in jobs] == [("7", "RUNNING"), ("8", "RUNNING"), ("9", "ENDED")]
+    assert asked == [("--me", "--noheader"), ("--noheader", "--jobs=8,9")]
 
 
 def test_the_list_is_a_table_or_json_of_known_runs_and_of_those_in_a_folder(tmp_path, monkeypatch):

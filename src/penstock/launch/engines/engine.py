@@ -1,6 +1,6 @@
 """Interface of the engines that run jobs, for `penstock launch status|cancel|resize`."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,11 +47,12 @@ class LaunchEngine(Protocol):
             PenstockError: nobody knows; EngineUnreachable: nobody knows now.
         """
 
-    def jobs(self, host: str) -> Mapping[str, QueuedJob]:
-        """Return the jobs of Penstock that an engine lists, by id: this user's, where it knows users.
+    def jobs(self, host: str, known: Collection[str] = ()) -> Mapping[str, QueuedJob]:
+        """Return the jobs of Penstock that an engine lists, by id.
 
         Args:
             host: where they were submitted to, as `Job.host`.
+            known: ids that are listed whoever submitted them; of others this user's, where it knows users.
 
         Raises:
             PenstockError: it does not answer.

@@ -7,7 +7,7 @@ If one is refused, those applied before it are deleted.
 
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -345,7 +345,7 @@ class _Kubernetes:
         found = cluster.get(api, kind, job.ident)
         return state_of(found, pods_of(cluster, job.ident))
 
-    def jobs(self, host: str) -> dict[str, QueuedJob]:
+    def jobs(self, host: str, _known: Collection[str] = ()) -> dict[str, QueuedJob]:
         """Return the jobs of Penstock in a namespace, whoever submitted them."""
         cluster = cluster_of(Job(engine="kubernetes", ident="", host=host, submitted_at=""))
         labels = {"app.kubernetes.io/managed-by": "penstock", "app.kubernetes.io/component": TRAINER}

@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import platform
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -279,7 +279,7 @@ class _Local:
         reason = "the launcher was killed" if end is None else str(end.get("cause", ""))
         return JobState(is_live=False, status="ENDED", reason=reason)
 
-    def jobs(self, _host: str) -> dict[str, QueuedJob]:
+    def jobs(self, _host: str, _known: Collection[str] = ()) -> dict[str, QueuedJob]:
         """Return no jobs: only the folder of a run tells whether its launcher runs."""
         return {}
 

@@ -5,7 +5,7 @@ The batch script runs the supervisor on the first node of the allocation (slurm_
 
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -165,10 +165,13 @@ def _queued_state(ident: str, line: str) -> JobState:
 
 
 class _Slurm:
-    def jobs(self, _host: str) -> dict[str, QueuedJob]:
-        """Return this user's jobs in the queue whose script is one of Penstock's."""
-        found = {}
-        for line in run_slurm("squeue", "--me", "--noheader", f"--format=%i|{_QUEUED}|%o").splitlines():
+    def jobs(self, _host: str, known: Collection[str] = ()) -> dict[str, QueuedJob]:
+        """Return the jobs in the queue whose script is one of Penstock's: this user's, and the known ones."""
+        form, found = f"--format=%i|{_QUEUED}|%o", {}
+        lines = run_slurm("squeue", "--me", "--noheader", form).splitlines()
+        if others := sorted({*known} - {line.strip().partition("|")[0] for line in lines}):
+            lines += query_job("squeue", "--noheader", f"--jobs={','.join(others)}", form).splitlines()
+        for line in lines:
             ident, _, rest = line.strip().partition("|")
             state, _, script = rest.partition("|/")
             run, mark, _ = f"/{script}".partition(f"/{LAUNCH_FOLDER}/{SCRIPT}")
