@@ -243,7 +243,8 @@ class JobFolder:
             )  # one may be cut
         except OSError:
             return []
-        return [found for line in text.split("\n") if (found := _object(line))]
+        found = (_object(line) or {} for line in text.split("\n"))
+        return [event for event in found if "time" in event and isinstance(event.get("event"), str)]
 
     def bytes_of_events(self) -> int:
         """Return the size of the file of transitions: another one, if there are new ones."""
@@ -325,7 +326,7 @@ def _last_record(path: Path) -> dict[str, Any]:  # Any: JSON values
 def _object(line: str) -> dict[str, Any] | None:
     try:
         found = json.loads(line)
-    except ValueError:  # cut by a power failure
+    except (ValueError, RecursionError):  # cut by a power failure, or of another program
         return None
     return found if isinstance(found, dict) else None
 

@@ -42,21 +42,22 @@ def list_jobs(runs: Iterable[Path], places: Sequence[tuple[str, str]] = ()) -> l
     found: list[ListedJob] = []
     submitted: dict[tuple[str, str], list[tuple[Job, ListedJob, JobFolder]]] = {place: [] for place in places}
     for folder in map(JobFolder, {run.resolve(): run for run in reversed([*runs])}.values()):
-        if not folder.has_job():
-            continue
         try:
+            if not folder.has_job():
+                continue
             job, spec = folder.job(), folder.spec()
-        except PenstockError as error:
+        except (PenstockError, OSError) as error:
             said = str(error).partition(". ")[0]
             found.append(ListedJob(run=str(folder.run), engine="", job="", status=UNKNOWN, reason=said))
             continue
+        step = folder.last_record().get("step")
         row = ListedJob(
             run=str(folder.run),
             engine=job.engine,
             job=job.ident,
             status="ENDED",
             nodes=str(spec.nodes),
-            step=folder.last_record().get("step"),
+            step=step if type(step) is int else None,
             submitted_at=job.submitted_at,
         )
         place = (job.engine, job.host if job.engine == "kubernetes" else "")

@@ -164,6 +164,19 @@ def test_a_colleagues_job_in_the_queue_has_not_ended(tmp_path, monkeypatch):
     assert asked == [("--me", "--noheader"), ("--noheader", "--jobs=8,9")]
 
 
+@pytest.mark.parametrize("step", ['"x"', "true", "1.5", "[1]", "null"])
+def test_a_metrics_record_or_a_transition_of_another_form_does_not_end_the_list(tmp_path, monkeypatch, step):
+    monkeypatch.setenv("PATH", str(tmp_path))  # no Slurm
+    folder = launched(tmp_path / "run", "local", "123", host="here")
+    (tmp_path / "run" / "metrics.jsonl").write_text(f'{{"loss": 1, "tokens_per_s": 2, "step": {step}}}\n')
+    (folder.path / "events.jsonl").write_text('{"a": 1}\n' + "[" * 20_000 + "\n")
+    folder.log_event("finish", cause="all saved", code=0)
+    done = run_cli("launch", "list")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1].split()[1:6] == ["local", "123", "ENDED", "2", "-"]
+    assert done.stdout.endswith("all saved\n")
+
+
 def test_the_list_is_a_table_or_json_of_known_runs_and_of_those_in_a_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))  # no Slurm
     mine = launched(tmp_path / "mine", "local", "123", host="here", at="2026-01-02")
