@@ -163,11 +163,12 @@ def text_file(path: Path, *, option: str, longest: int = 64 << 10) -> str:
     """
     with path.open("rb") as file:
         content = file.read(longest + 1)
+    is_long = len(content) > longest  # it may be cut inside a character
     try:
-        text = content.decode("utf-8-sig")
+        text = "" if is_long else content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UsageError(f"{option} names a file that is not UTF-8 text", got=str(path)) from None
-    if len(content) > longest or "\0" in text:
+    if is_long or "\0" in text:
         raise UsageError(f"{option} takes a text file of at most {longest:,} bytes", got=str(path))
     return text.replace("\r\n", "\n")
 

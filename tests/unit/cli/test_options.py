@@ -6,7 +6,8 @@ from typing import Literal
 
 import pytest
 
-from penstock.cli.options import add_answer_arguments, add_fields, fields_of, params_of
+from penstock.cli.options import add_answer_arguments, add_fields, fields_of, params_of, text_file
+from penstock.core.errors import UsageError
 from penstock.core.units import Count
 from penstock.engine.sampling_params import Sampling
 
@@ -102,3 +103,10 @@ def test_sampling_that_is_not_given_is_the_models():
     assert params_of(given).sampling == Sampling(temperature=0.2, seed=3)
     assert params_of(parser.parse_args(["--greedy"]), own).sampling == replace(own, temperature=0.0)
     assert "default: the model's" in " ".join(parser.format_help().split())
+
+
+def test_a_long_text_that_is_cut_inside_a_character_is_refused_for_its_length(tmp_path):
+    (tmp_path / "a").write_text("a" + "é" * 4, encoding="utf-8")
+    with pytest.raises(UsageError, match="takes a text file of at most 8 bytes"):
+        text_file(tmp_path / "a", option="--setup", longest=8)
+    assert text_file(tmp_path / "a", option="--setup", longest=9) == "aéééé"
