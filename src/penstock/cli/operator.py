@@ -123,7 +123,7 @@ def _plan_in(folder: Path, run: Mapping[str, Any], excluded: Sequence[str]) -> A
         file.write_text(toml_text({"networks": networks, "provider": spec.get("networkProvider", "nad")}))
         words.append(f"--networks={file}")
     if "podPatch" in spec:
-        file = folder / "podPatch"
+        file = folder / "podPatch.json"
         file.write_text(json.dumps(spec["podPatch"], ensure_ascii=False), encoding="utf-8")
         words.append(f"--pod-patch={file}")
     parser = _Parser(prog="spec", allow_abbrev=False)

@@ -72,31 +72,47 @@ def pod_spec(arguments: argparse.Namespace, code: PodCode | None = None) -> PodS
         code=code,
         network_provider=networks.provider if networks else "nad",
         networks=networks.networks if networks else (),
-        patch=_patch(text_file(arguments.pod_patch, option="--pod-patch")) if arguments.pod_patch else "",
+        patch=_patch(arguments.pod_patch) if arguments.pod_patch else "",
     )
 
 
-def _patch(text: str) -> str:
-    """Return a patch of the pods, which is YAML, as JSON.
+def _patch(path: Path) -> str:
+    """Return a patch of the pods as JSON; its file is YAML, unless its name ends with `.json`.
 
     Raises:
         UsageError: it has a field that is refused, an anchor, a key twice, or is no YAML.
         PackageMissing: there is no package to read YAML.
     """
+    text = text_file(path, option="--pod-patch", longest=16 << 10)
+    patch = text if path.suffix == ".json" else _json_of(text)
+    read_patch(patch)
+    return patch
+
+
+def _json_of(text: str) -> str:
+    """Return a table in YAML as JSON; a date stays the text that was written."""
     try:
         from yaml import SafeLoader, YAMLError
     except ImportError:
         raise PackageMissing("--pod-patch needs PyYAML", fix="pip install 'penstock[kubernetes]'") from None
     try:
         loader = SafeLoader(text)
+        loader.yaml_implicit_resolvers = {
+            first: [known for known in resolvers if known[0] != "tag:yaml.org,2002:timestamp"]
+            for first, resolvers in SafeLoader.yaml_implicit_resolvers.items()
+        }
         if (node := loader.get_single_node()) is None:
             raise ValueError("it is empty")
         _check_plain(node, set())
-        patch = json.dumps(loader.construct_document(node), ensure_ascii=False, allow_nan=False)
+        found = loader.construct_document(node)
+        patch = json.dumps(found, ensure_ascii=False, allow_nan=False)
     except (YAMLError, ValueError, TypeError, RecursionError) as error:
         said = " ".join(str(error).split())
-        raise UsageError(f"The file of --pod-patch is no plain YAML: {said}") from None
-    read_patch(patch)
+        raise UsageError(f"The file of --pod-patch is not valid YAML: {said}") from None
+    if not isinstance(found, dict):
+        raise UsageError(
+            "--pod-patch takes a table, such as `metadata: {labels: {team: a}}`", got=type(found).__name__
+        )
     return patch
 
 
@@ -108,6 +124,8 @@ def _check_plain(node: Any, seen: set[int]) -> None:  # Any: a node of YAML
         return
     pairs = [one for one in node.value if isinstance(one, tuple)]
     keys = [key.value if isinstance(key.value, str) else "?" for key, _ in pairs]
+    if other := next((key.value for key, _ in pairs if key.tag != "tag:yaml.org,2002:str"), None):
+        raise ValueError(f"the key {other} is no text: write it in quotes")
     if twice := next((key for key in keys if keys.count(key) > 1), None):
         raise ValueError(f"it has the key {twice} twice")
     for one in node.value:

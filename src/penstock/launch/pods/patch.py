@@ -33,8 +33,11 @@ _HARMLESS = {
 """Keys with a domain whose readers only choose nodes to remove, and endpoints to read metrics from."""
 _OF_CONTROLLERS = ("controller-uid", "job-name", "pod-template-hash")
 """Labels by which controllers know their pods: a Job with others is refused once it is made."""
-_OF_CLUSTER = re.compile(r"node\.kubernetes\.io/.*|node-role\.kubernetes\.io/(control-plane|master)")
-"""Taints by which Kubernetes keeps pods from control planes, and from nodes that are drained or lost."""
+_OF_CLUSTER = re.compile(
+    r"node\.((cloudprovider\.)?kubernetes|cluster\.x-k8s)\.io/.*"
+    r"|node-role\.kubernetes\.io/(control-?plane|master|etcd)|CriticalAddonsOnly"
+)
+"""Taints by which Kubernetes and Cluster API keep pods from control planes and from nodes not ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +88,12 @@ def _is_open_key(value: Any) -> bool:  # Any: JSON
 
 _KEY = _matching(f"({PREFIX})?{NAME}", "the key of a label", 317)
 _OPEN_KEY = _Value("keys without a dot and a slash, and a few more: see PENSTOCK_POD_KEYS", _is_open_key)
-_TEXT = _matching(r"[^\x00-\x08\x0b-\x1f\x7f]*", "a text, in quotes if it looks like a number or a date")
-_LABEL = _matching(f"({NAME})?", "the value of a label, in quotes if it looks like a number")
+_TEXT = _matching(
+    r"[^\x00-\x08\x0b-\x1f\x7f]*", f"a text of at most {_MOST_TEXT:,} characters, in quotes if it is a number"
+)
+_LABEL = _matching(
+    f"({NAME})?", "the value of a label: at most 63 letters, digits, - _ and ., in quotes if it is a number"
+)
 _OBJECT = _matching(DOMAIN, "the name of a Kubernetes object", 253)
 _AMOUNT = _Value(
     "a Kubernetes quantity",
@@ -96,7 +103,7 @@ _RESOURCE = _matching(
     rf"cpu|memory|ephemeral-storage|hugepages-[0-9]+[KMG]i|{RESOURCE.pattern}", "the name of a resource", 317
 )
 _TAINT = _Value(
-    "the key of a taint of your own: others are of control planes, and of drained and lost nodes",
+    "the key of a taint of your own: others are of control planes, and of nodes that are not ready",
     lambda value: _KEY.fits(value) and not _OF_CLUSTER.fullmatch(value),
 )
 _EXPRESSIONS = [

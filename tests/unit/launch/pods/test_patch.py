@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from copy import deepcopy
 from pathlib import Path
 
@@ -217,6 +218,20 @@ REFUSED = {
     "spec.tolerations[0]": {"spec": {"tolerations": [{"operator": "Exists"}]}},
     "spec.tolerations[1].key": {"spec": {"tolerations": [GPU, GPU | {"key": ""}]}},
     "spec.tolerations[0].key": {"spec": {"tolerations": [GPU | {"key": "node.kubernetes.io/unschedulable"}]}},
+    **{
+        f"spec.tolerations[{index}].key": {"spec": {"tolerations": [GPU] * index + [GPU | {"key": key}]}}
+        for index, key in enumerate(
+            (
+                "node-role.kubernetes.io/controlplane",
+                "node-role.kubernetes.io/control-plane",
+                "node-role.kubernetes.io/etcd",
+                "node.cloudprovider.kubernetes.io/uninitialized",
+                "node.cluster.x-k8s.io/uninitialized",
+                "CriticalAddonsOnly",
+            ),
+            start=2,
+        )
+    },
     "spec.imagePullSecrets[0]": {"spec": {"imagePullSecrets": [{}]}},
     "spec.affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].namespaces": {
         "spec": {
@@ -313,22 +328,28 @@ def options(*words):
     [
         ("", "it is empty"),
         ("a: [", "expected the node content"),
-        ("[" * 20_000, "maximum recursion depth exceeded"),
+        ("[" * 16_000, "is not valid YAML: maximum recursion depth exceeded"),
+        ("[" * 20_000, "--pod-patch takes a text file of at most 16,384 bytes"),
         ("spec: &a {tolerations: []}\nmetadata: *a", "it has an anchor that is used again"),
         ("spec: {}\nspec: {}", "it has the key spec twice"),
-        ("metadata: {labels: {on: 2026-01-01}}", "date is not JSON"),
+        ("metadata: {labels: {on: a}}", "the key on is no text: write it in quotes"),
+        ("metadata: {labels: {a: !!timestamp 2026-01-01}}", "date is not JSON"),
         ("spec: {a: .nan}", "not JSON compliant"),
-        ("- a", "must contain a JSON object"),
+        ("- a", "--pod-patch takes a table, such as"),
         ("--- {}\n--- {}", "expected a single document"),
         ("a: !!python/object/apply:os.system [id]", "could not determine a constructor"),
-        ("#" * 70_000, "--pod-patch takes a text file of at most 65,536 bytes"),
-        (f"metadata: {{annotations: {{a: {'b' * 2000}}}}}", "metadata.annotations.a is refused"),
+        ("#" * 70_000, "--pod-patch takes a text file of at most 16,384 bytes"),
+        (
+            f"metadata: {{annotations: {{a: {'b' * 2000}}}}}",
+            "metadata.annotations.a is refused: it takes a text of at most 1,024",
+        ),
+        (f"metadata: {{labels: {{a: {'b' * 100}}}}}", "the value of a label: at most 63 letters"),
         (
             "metadata: {labels: {a: 1}}",
-            "metadata.labels.a is refused: it takes the value of a label, in quotes",
+            "metadata.labels.a is refused: it takes the value of a label: at most 63",
         ),
     ],
-    ids=range(13),
+    ids=range(16),
 )
 def test_files_that_are_no_patch_are_refused_in_words(tmp_path: Path, text, said):
     (tmp_path / "patch.yaml").write_text(text)
@@ -341,6 +362,22 @@ def test_the_options_of_a_pod_take_a_file(tmp_path: Path):
     (tmp_path / "patch.yaml").write_text("spec:\n  tolerations:\n  - {key: gpu, operator: Exists}\n")
     found = options("--pod-patch", tmp_path / "patch.yaml")
     assert json.loads(found.patch) == {"spec": {"tolerations": [{"key": "gpu", "operator": "Exists"}]}}
+
+
+def test_a_date_is_the_text_that_was_written(tmp_path: Path):
+    (tmp_path / "patch.yaml").write_text("metadata: {annotations: {a: 2024-01-01, 2024-01-02: b}}")
+    found = json.loads(options("--pod-patch", tmp_path / "patch.yaml").patch)
+    assert found == {"metadata": {"annotations": {"a": "2024-01-01", "2024-01-02": "b"}}}
+
+
+def test_a_file_of_json_is_not_read_as_yaml(tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    (tmp_path / "patch.json").write_text(json.dumps(WHOLE))
+    assert json.loads(options("--pod-patch", tmp_path / "patch.json").patch) == WHOLE
+    assert plan_of(run(podPatch=WHOLE), ()).spec
+    (tmp_path / "patch.json").write_text("[" * 16_000)
+    with pytest.raises(UsageError, match="is not valid JSON"):
+        options("--pod-patch", tmp_path / "patch.json")
 
 
 def test_keys_of_a_domain_are_opened_by_who_runs_the_operator_but_never_those_of_the_cluster(monkeypatch):
