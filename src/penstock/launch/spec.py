@@ -358,7 +358,9 @@ def checked_setup(text: str) -> str:
     """
     for line in text.splitlines():
         given = {
-            name: value for name, value in _PAIR.findall(line) if value.strip("\"'")[:1] not in ("$", "`")
+            name: value
+            for name, value in _PAIR.findall(line)
+            if value.strip("\"';")[:1] not in ("", "$", "`")
         }
         check_no_secret({"--setup": line, **given}, where="The setup file")
     return text
@@ -368,7 +370,7 @@ def words_of_wrapper(text: str) -> tuple[str, ...]:
     """Read the words of `--wrapper`, as a shell does.
 
     Raises:
-        UsageError: there are none, a quote is open, or one is a secret.
+        UsageError: there are none, a quote is open, one is a secret, or only a shell could run them.
 
     >>> words_of_wrapper("apptainer exec --nv '/images/my image.sif'")
     ('apptainer', 'exec', '--nv', '/images/my image.sif')
@@ -384,7 +386,18 @@ def words_of_wrapper(text: str) -> tuple[str, ...]:
             fix="Example: --wrapper 'apptainer exec --nv /images/penstock.sif'. Close its quotes.",
         )
     check_no_secret_in(words, where="--wrapper")
+    is_program = not re.match(r"-|[A-Za-z_]\w*\+?=", words[0]) and words[0] not in _OF_SHELL
+    if not is_program or any(word in _OPERATORS or word.endswith(";") for word in words):
+        raise UsageError(
+            "--wrapper takes a program and its arguments, which no shell reads",
+            got=text,
+            fix="Put variables and `source` into --setup. Example: --wrapper 'numactl --localalloc'.",
+        )
     return words
+
+
+_OF_SHELL = (".", "source", "export", "module", "cd", "exec", "eval")
+_OPERATORS = ("&&", "||", ";", "|", "&")
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

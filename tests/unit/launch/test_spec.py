@@ -317,7 +317,15 @@ def test_the_processes_of_a_run_log_as_the_command_that_launched_them(monkeypatc
 
 @pytest.mark.parametrize(
     "line",
-    ["module load cuda/12.4", 'export HF_TOKEN="$(cat ~/.token)"', "export WANDB_API_KEY=$KEY", "a=`b` c=1"],
+    [
+        "module load cuda/12.4",
+        'export HF_TOKEN="$(cat ~/.token)"',
+        "export WANDB_API_KEY=$KEY",
+        "a=`b` c=1",
+        "export HF_TOKEN=''",
+        'HF_TOKEN=""; b',
+        "unset A; HF_TOKEN=",
+    ],
 )
 def test_a_setup_may_read_a_secret_from_elsewhere(line):
     assert checked_setup(f"{line}\n") == f"{line}\n"
@@ -336,6 +344,27 @@ def test_a_setup_with_a_secret_is_refused_and_does_not_show_it(line):
 def test_a_wrapper_that_is_no_command_is_refused(text):
     with pytest.raises(UsageError, match="--wrapper takes a command"):
         words_of_wrapper(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--nv apptainer exec x",
+        "FOO=1 apptainer exec x",
+        "source env.sh && numactl",
+        "source env.sh",
+        "cd /a; numactl",
+        "numactl -l | cat",
+        "numactl -l &",
+    ],
+)
+def test_a_wrapper_that_only_a_shell_could_run_is_refused(text):
+    with pytest.raises(UsageError, match="Put variables and `source` into --setup"):
+        words_of_wrapper(text)
+
+
+def test_a_shell_may_be_the_wrapper():
+    assert words_of_wrapper("""bash -c 'A=1; exec "$@" && true' --""")[2] == 'A=1; exec "$@" && true'
 
 
 def test_a_wrapper_with_a_secret_is_refused():
