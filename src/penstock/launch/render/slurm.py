@@ -118,7 +118,7 @@ def _body(spec: RunSpec) -> list[str]:
         'trap \'woken=1; [ -z "$pid" ] || kill -TERM "$pid" 2>/dev/null\' USR1 TERM',
         f"cd {shlex.quote(spec.work_dir)} || exit 1",
         *(f"export {name}={shlex.quote(value)}" for name, value in spec.environment),
-        *_prepared(spec),
+        *_setup_function(spec),
         "starts=${SLURM_RESTART_COUNT:-0}",
         "# Slurm itself requeues a job whose first node is lost.",
         f'if [ "$starts" -gt {spec.max_requeues} ]; then',
@@ -132,7 +132,7 @@ def _body(spec: RunSpec) -> list[str]:
         "",
         "code=75",
         'if [ -z "$woken" ]; then',
-        f"  {_ready(spec)}{python} -m penstock launch supervise {run} &",
+        f"  {_setup_prefix(spec)}{python} -m penstock launch supervise {run} &",
         "  pid=$!",
         '  [ -z "$woken" ] || kill -TERM "$pid" 2>/dev/null # it came before the number was known',
         "  while :; do",
@@ -165,11 +165,11 @@ def _body(spec: RunSpec) -> list[str]:
     ]
 
 
-def _ready(spec: RunSpec) -> str:
+def _setup_prefix(spec: RunSpec) -> str:
     return "prepared " if spec.setup or spec.wrapper else ""
 
 
-def _prepared(spec: RunSpec) -> list[str]:
+def _setup_function(spec: RunSpec) -> list[str]:
     """Return the function by which a shell of its own becomes a command, once it has read the setup.
 
     The setup may set traps and options, or exit, and changes nothing of the script's own shell.
@@ -183,7 +183,7 @@ def _prepared(spec: RunSpec) -> list[str]:
     ]
     own = shlex.quote(str(PurePosixPath(spec.python).parent))
     path = [f'  export PATH={own}:"$PATH" # python3 of a wrapper that is no container']
-    if not _ready(spec):
+    if not _setup_prefix(spec):
         return []
     return [
         "prepared() {",
@@ -205,7 +205,7 @@ def _doctor(spec: RunSpec) -> list[str]:
     report, as_json, exclude = (
         shlex.quote(f"{spec.run_dir}/launch/{name}") for name in (REPORT, REPORT_JSON, EXCLUDE)
     )
-    open_, close = (f"( {_ready(spec)}", " )") if _ready(spec) else ("", "")
+    open_, close = (f"( {_setup_prefix(spec)}", " )") if _setup_prefix(spec) else ("", "")
     ends = [
         '  if [ "$examined" -ne 0 ] && [ -z "$woken" ]; then',
         '    echo "not started: the run asks for sound nodes (--doctor require)" >&2',
@@ -263,7 +263,9 @@ def _settings(spec: RunSpec) -> list[Setting]:
             Setting(name="doctor", value=spec.doctor, reason="`penstock doctor` as a first srun, once")
         )
     if spec.setup:
-        reason = "--setup, read once by the job's first node; its variables reach all nodes"
+        reason = (
+            "--setup, read by the first node for the doctor and for the supervisor; all get its variables"
+        )
         found.append(Setting(name=SETUP, value=plural(len(spec.setup.splitlines()), "line"), reason=reason))
     if spec.wrapper:
         reason = (
