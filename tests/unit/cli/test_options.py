@@ -106,7 +106,7 @@ def test_sampling_that_is_not_given_is_the_models():
 
 
 def test_a_long_text_that_is_cut_inside_a_character_is_refused_for_its_length(tmp_path):
-    (tmp_path / "a").write_text("a" + "é" * 4, encoding="utf-8")
+    (tmp_path / "a").write_text("é" * 5, encoding="utf-8")
     with pytest.raises(UsageError, match="takes a text file of at most 8 bytes"):
         text_file(tmp_path / "a", option="--setup", longest=8)
-    assert text_file(tmp_path / "a", option="--setup", longest=9) == "aéééé"
+    assert text_file(tmp_path / "a", option="--setup", longest=10) == "ééééé"
