@@ -4,7 +4,8 @@
                                               the older function_call; refusal; reasoning; thinking
     conversations [, system, tools]           ShareGPT: from, value
     prompt, completion                        texts, or lists of messages
-    [prompt,] chosen, rejected                pairs of TRL: texts or messages, the prompt apart or in both
+    [prompt,] chosen, rejected                pairs of TRL: texts or messages, the prompt apart or in both;
+                                              instruction and input may replace the prompt
     prompt, completion, label                 thumbs of KTO
     instruction, output [, input]             Alpaca; the input follows the instruction after an empty line
 
@@ -182,7 +183,7 @@ def _conversation(value: Mapping[str, object]) -> Side:
             fix="Leave one of them in the record.",
         )
     if "completion" in has and "prompt" in has:
-        prompt, answer = _turns(value["prompt"], "user"), value["completion"]
+        prompt, answer = _question(value), value["completion"]
     elif "output" in has and "instruction" in has:
         prompt, answer = _turns(_instruction(value), "user"), value["output"]
     else:
@@ -191,17 +192,43 @@ def _conversation(value: Mapping[str, object]) -> Side:
     return _answered(_with_system(value, prompt), _turns(answer, "assistant"))
 
 
+def _question(value: Mapping[str, object]) -> list[Message]:
+    """Return the messages of a record's prompt, or of its instruction and input.
+
+    Raises:
+        UsageError: a prompt has an instruction or an input beside it that it does not contain.
+    """
+    if value.get("prompt") is None:
+        return _turns(_instruction(value), "user")
+    prompt = _turns(value["prompt"], "user")
+    for name in ("instruction", "input"):
+        text = "" if (given := value.get(name)) is None else str(given).strip()
+        if not any(text in str(message["content"]) for message in prompt):
+            raise UsageError(
+                f"The record has a prompt, so its {name} would be lost",
+                got=text[:80],
+                fix=f"Write the {name} into the prompt, or give an instruction in place of the prompt.",
+            )
+    return prompt
+
+
 def _instruction(value: Mapping[str, object]) -> str:
     """Return the question of a record of Alpaca: its instruction, and its input after an empty line.
 
     >>> _instruction({"instruction": "Translate.", "input": "Haus"})
     'Translate.\\n\\nHaus'
     """
-    texts = [value["instruction"], value.get("input") or ""]
+    texts = ["" if (text := value.get(name)) is None else text for name in ("instruction", "input")]
     for name, text in zip(("instruction", "input"), texts, strict=True):
         if not isinstance(text, str):
             raise UsageError(f"The {name} is not text", got=str(text)[:80], fix="Write it as one text.")
-    return "\n\n".join(str(text) for text in texts if str(text).strip())
+    if not (question := "\n\n".join(str(text) for text in texts if str(text).strip())):
+        raise UsageError(
+            "The instruction is empty, and there is no input",
+            got=texts[0],
+            fix="Write the question, or leave the record out.",
+        )
+    return question
 
 
 def _with_system(value: Mapping[str, object], messages: list[Message]) -> list[Message]:
@@ -226,8 +253,9 @@ def _label(value: object) -> bool:
 
 def _pair(value: Mapping[str, object]) -> tuple[Side, ...]:
     chosen, rejected = (_turns(value[name], "assistant") for name in ("chosen", "rejected"))
-    if value.get("prompt") is not None:
-        prompt = _turns(value["prompt"], "user")
+    answers_instruction = value.get("instruction") is not None and chosen[0]["role"] == "assistant"
+    if value.get("prompt") is not None or answers_instruction:
+        prompt = _question(value)
         if all(each[: len(prompt)] == prompt for each in (chosen, rejected)):  # it stands in both as well
             chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
     else:
@@ -235,7 +263,7 @@ def _pair(value: Mapping[str, object]) -> tuple[Side, ...]:
             raise UsageError(
                 "The pair has texts without a prompt",
                 got=value["chosen"][:60],
-                fix="Give the prompt in a field of its own, or both sides as lists of messages.",
+                fix="Give the prompt in a field of its own (or an instruction), or both sides as lists of messages.",
             )
         same = 0
         while same < min(len(chosen), len(rejected)) and chosen[same] == rejected[same]:

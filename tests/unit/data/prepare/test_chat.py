@@ -202,6 +202,44 @@ def test_the_input_of_alpaca_follows_its_instruction():
         conversation_of({**ALPACA[1], "input": ["x"]}, kind="conversations", last_only=False)
 
 
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        *(({**ALPACA[0], "input": value}, "The input is not text") for value in (0, 0.0, False, [], {})),
+        ({"instruction": " \n", "output": "a"}, "The instruction is empty, and there is no input"),
+        ({"instruction": "", "input": " ", "output": "a"}, "The instruction is empty"),
+        ({"prompt": "Q", "input": "ctx", "completion": "a"}, r"a prompt, so its input would be lost \(got 'ctx'"),
+        ({"prompt": "Q", "input": 0, "completion": "a", "label": True}, "its input would be lost"),
+        ({"prompt": "Q", "input": "ctx", "chosen": "a", "rejected": "b"}, "its input would be lost"),
+        ({"prompt": "Q", "instruction": "i", "completion": "a"}, "its instruction would be lost"),
+    ],
+)
+def test_no_instruction_or_input_is_lost(record, said):
+    with pytest.raises(UsageError, match=said):
+        conversation_of(record, kind=kind_of_chat(record), last_only=False)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [{"chosen": "a", "rejected": "b"}, {"completion": "a"}, {"completion": "a", "label": False}],
+    ids=["pair", "completion", "thumb"],
+)
+def test_a_prompt_may_repeat_the_instruction_and_input_that_it_contains(answers):
+    record = {"prompt": "Q: Add\n1 2", "instruction": "Add", "input": "1 2", **answers}
+    made = conversation_of(record, kind=kind_of_chat(record), last_only=False)
+    assert [side.messages[0]["content"] for side in made.sides] == ["Q: Add\n1 2"] * len(made.sides)
+
+
+@pytest.mark.parametrize("sides", ["texts", "messages"])
+def test_a_pair_may_have_an_instruction_and_an_input(sides):
+    record = {"instruction": "Add", "input": "1 2", "chosen": "3", "rejected": "4"}
+    if sides == "messages":
+        record |= {key: [{"role": "assistant", "content": record[key]}] for key in ("chosen", "rejected")}
+    made = conversation_of(record, kind="pairs", last_only=False)
+    found = [[message["content"] for message in side.messages] for side in made.sides]
+    assert found == [["Add\n\n1 2", "3"], ["Add\n\n1 2", "4"]]
+
+
 @pytest.mark.parametrize("form", ["jsonl", "csv", "parquet", "dataset", "mds"])
 def test_fields_of_another_name_are_read_from_any_format(tmp_path, model, form):
     rows = [{"Frage": "Hi", "prompt": "no", "output": "Hello."}]
