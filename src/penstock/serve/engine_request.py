@@ -196,8 +196,9 @@ def _max_tokens(
     if wanted > room:
         raise too_long(
             served.context,
-            f"it has {len(prompt):,}, and max_tokens asks for {wanted:,} more. Ask for at most {room:,}, or "
+            f"it has {len(prompt):,} tokens, and {wanted:,} more are requested. Request at most {room:,}, or "
             "shorten the prompt.",
+            answer=True,
             param="max_tokens",
         )
     if wanted > most:

@@ -84,12 +84,13 @@ def ending() -> ApiError:
     return ApiError(503, "The server is shutting down. Use another.", code="server_draining", retry_after_s=1)
 
 
-def too_long(context: int, why: str, *, param: str) -> ApiError:
-    """Return the error for a prompt that is too long.
+def too_long(context: int, why: str, *, param: str, answer: bool = False) -> ApiError:
+    """Return the error for a prompt that is too long, alone or (`answer`) for the answer requested.
 
     Clients look for these words: litellm for the first clause, langchain for "prompt is too long".
     """
-    said = f"This model's maximum context length is {context} tokens, and the prompt is too long: {why}"
+    long = "too long for that answer" if answer else "too long"
+    said = f"This model's maximum context length is {context} tokens, and the prompt is {long}: {why}"
     return ApiError(400, said, param=param, code="context_length_exceeded")
 
 

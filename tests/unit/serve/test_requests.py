@@ -110,7 +110,8 @@ def test_no_top_k_is_written_in_two_ways(top_k):
         (
             {"max_tokens": 98},
             "max_tokens",
-            "context length is 100 tokens, and the prompt is too long: .* 98 more.* at most 97",
+            "context length is 100 tokens, and the prompt is too long for that answer: it has 3 tokens, "
+            "and 98 more are requested. Request at most 97, or shorten the prompt.",
         ),
         ({"max_tokens": 30, "limits": ServerLimits(max_output_tokens=20)}, "max_tokens", "at most 20 here"),
         ({"logit_bias": {"260": 1.0}}, "logit_bias", "not a token id below 260"),
