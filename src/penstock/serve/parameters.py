@@ -35,11 +35,12 @@ class Refused:
     """Values that ask for what the server does anyway."""
 
     def is_refused(self, value: object) -> bool:
-        """Return True for every other value."""
-        return not any(type(value) is type(same) and value == same for same in self.unless)
+        """Return True for every other value; 1.0 is 1, as in JSON, and true is not."""
+        is_bool = isinstance(value, bool)
+        return not any(isinstance(same, bool) == is_bool and value == same for same in self.unless)
 
     def json_schema(self) -> dict[str, object]:
-        """Return the JSON schema of the accepted values; those of none if all are refused."""
+        """Return the JSON schema of the accepted values; an empty enum means that every value is refused."""
         return {"enum": list(self.unless), "description": f"Other values are refused. {self.why}"}
 
 
@@ -90,7 +91,7 @@ CHAT: Mapping[str, NotHonoured] = {
 RESPONSES: Mapping[str, NotHonoured] = {
     **_SERVICE,
     **_VLLM,
-    "image": Hint("There are no images to which it could apply."),
+    "image": Hint("There are no images for image to apply to."),
     "max_tool_calls": Hint("It counts calls of built-in tools, and there are none."),
     "stream_options": Hint("Streams are not padded, and always end with the token counts."),
     "access_programs": Refused("A model has one kind of access here: leave it out."),

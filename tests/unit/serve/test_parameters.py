@@ -141,6 +141,19 @@ def test_what_is_refused_is_refused_by_name_and_its_default_is_not(body, key, fa
         assert body.model_validate({**least, key: same}) == body.model_validate(least)
 
 
+def test_a_misspelt_key_is_refused_with_null_too():
+    with pytest.raises(ValidationError, match="temprature"):
+        chat.ChatRequest.model_validate({**LEAST[chat.ChatRequest], "temprature": None})
+
+
+def test_a_default_is_compared_by_value_and_apart_from_booleans():
+    least = LEAST[responses.ResponsesRequest]
+    responses.ResponsesRequest.model_validate({**least, "n": 1.0})
+    for key, value in (("n", True), ("store", 0), ("store", 0.0)):
+        with pytest.raises(ValidationError):
+            responses.ResponsesRequest.model_validate({**least, key: value})
+
+
 @pytest.mark.parametrize("body", list(bodies_of(base.Body)), ids=lambda body: body.__name__)
 def test_null_is_an_absent_key(body):
     optional = [field.alias or name for name, field in body.model_fields.items() if not field.is_required()]

@@ -58,7 +58,7 @@ class Settings(Body):
     @model_validator(mode="before")
     @classmethod
     def _honoured(cls, given: object) -> object:
-        """Return a body without nulls and hints; refuse what is refused."""
+        """Return a body without hints and without nulls of known keys; refuse what is refused."""
         if not isinstance(given, dict):
             return given
         if cls.not_honoured and (key := parameters.refused_key(given, cls.not_honoured)):
@@ -66,7 +66,12 @@ class Settings(Body):
             raise PydanticCustomError("refused", "{why}", {"why": why, "key": key, "given": given[key]})
         if None not in given.values() and cls.not_honoured.keys().isdisjoint(given):
             return given
-        return {key: one for key, one in given.items() if one is not None and key not in cls.not_honoured}
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return {
+            key: one
+            for key, one in given.items()
+            if key not in cls.not_honoured and not (one is None and key in known)
+        }
 
     @classmethod
     def __get_pydantic_json_schema__(
