@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.options import add_fields, add_ignore_key, fields_of, ignored_keys
 from penstock.cli.progress import Display
 from penstock.cli.streams import warn
-from penstock.core.dtypes import dtype_name
+from penstock.core.dtypes import choice_of
 from penstock.core.errors import UsageError
 from penstock.core.files import write_atomic
 from penstock.engine.config import EngineConfig
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from penstock.train.inspect.offline_eval import OpenedModel
 
 _NAMED = re.compile(r"([\w.-]+)=(.+)")  # an address or FORMAT:PATH has a colon before any equals sign
+
+_DTYPES = ("float32", "bfloat16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,8 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     text.add_argument(
         "--compute",
-        type=dtype_name,
-        choices=("float32", "bfloat16"),
+        type=partial(choice_of, choices=_DTYPES),
+        choices=_DTYPES,
         help="dtype of the computation; default: that of the run's recipe, else float32",
     )
     tasks = parser.add_argument_group("tasks")

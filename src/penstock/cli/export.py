@@ -17,6 +17,7 @@ exit codes: 0 done, 1 no model or a damaged one, or the folder cannot be written
 import argparse
 import json
 import shlex
+from functools import partial
 from pathlib import Path
 
 from penstock.checkpoint.find import SavedCheckpoint, find
@@ -25,10 +26,12 @@ from penstock.checkpoint.layout import Meta
 from penstock.checkpoint.start import find_start, text_folder
 from penstock.cli.options import add_ignore_key, ignored_keys
 from penstock.cli.streams import warn
-from penstock.core.dtypes import dtype_name
+from penstock.core.dtypes import choice_of
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import TOKENIZER_FILE
 from penstock.core.units import mib, si
+
+_DTYPES = ("bfloat16", "float32")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dtype",
-        type=dtype_name,
-        choices=("bfloat16", "float32"),
+        type=partial(choice_of, choices=_DTYPES),
+        choices=_DTYPES,
         help="dtype of the written weights; default: bfloat16; of adapters, theirs",
     )
     add_ignore_key(parser)

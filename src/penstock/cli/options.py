@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, replace
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from penstock.cli.streams import utf8_text
 from penstock.core.checks import MOST_SECONDS
-from penstock.core.dtypes import dtype_name
+from penstock.core.dtypes import choice_of
 from penstock.core.errors import UsageError
 from penstock.core.toml import comma_separated, unquoted
 from penstock.core.units import Count, parse_count
@@ -108,7 +109,7 @@ def _argument(kind: Any, default: object, text: str) -> dict[str, Any]:  # Any: 
         return {"action": f"store_{not default}".lower(), "help": otherwise if default else text}
     members = [one for one in get_args(kind) if one is not NoneType]
     if get_origin(kind) is Literal:
-        settings: dict[str, Any] = {"choices": members, "type": dtype_name}
+        settings: dict[str, Any] = {"choices": members, "type": partial(choice_of, choices=members)}
     else:
         value_type = members[0] if members and kind != Count else kind
         value_type = parse_count if value_type == Count else value_type

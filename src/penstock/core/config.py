@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from penstock.core.dtypes import dtype_name
+from penstock.core.dtypes import choice_of
 from penstock.core.errors import ConfigError, UsageError, nearest
 from penstock.core.toml import QUOTED, unquoted
 
@@ -208,8 +208,8 @@ def _check(value: Any, hint: Any, *, where: str, infinite: bool = False) -> Any:
                 _check(v, k, where=f"{where}[{i}]") for i, (v, k) in enumerate(zip(value, kinds, strict=True))
             )
     if origin is typing.Literal:
-        if isinstance(value, str) and value not in args:
-            value = dtype_name(value)
+        if isinstance(value, str):
+            value = choice_of(value, args)
         if value in args:
             return value
         raise ConfigError(

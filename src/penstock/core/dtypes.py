@@ -1,6 +1,7 @@
 """Spellings of dtypes: PyTorch's is the one that Penstock shows, and the usual short ones are read as it."""
 
 import re
+from collections.abc import Container
 
 _SHORT = {
     "bf16": "bfloat16",
@@ -18,6 +19,9 @@ _SHORT = {
     "u8": "uint8",
     "u16": "uint16",
     "u32": "uint32",
+    "u64": "uint64",
+    "i8": "int8",
+    "i16": "int16",
     "i32": "int32",
     "i64": "int64",
     "long": "int64",
@@ -41,3 +45,13 @@ def dtype_name(text: str) -> str:
     if lower in _SHORT:
         return _SHORT[lower] + plain[word.end() :]
     return plain.lower() if lower in _SHORT.values() else text
+
+
+def choice_of(text: str, choices: Container[object]) -> str:
+    """Return the choice that a text is, or spells as a dtype; the text as it is if there is none.
+
+    >>> choice_of("bf16", ("bfloat16", "auto")), choice_of("fp16", ("bfloat16", "auto"))
+    ('bfloat16', 'fp16')
+    """
+    name = dtype_name(text)
+    return name if text not in choices and name in choices else text

@@ -22,7 +22,7 @@ import numpy as np
 
 from penstock.core.arrays import Int64
 from penstock.core.checks import at_least, check_divisible, check_text, number, whole_number
-from penstock.core.dtypes import dtype_name
+from penstock.core.dtypes import choice_of
 from penstock.core.errors import ConfigError, UsageError, nearest
 from penstock.data.collate import FIELDS
 from penstock.data.corpus.corpus import Corpus
@@ -654,7 +654,7 @@ def check_fields(fields: Sequence[str], corpora: Iterable[Corpus]) -> tuple[str,
 
 def check_dtype(dtype: str) -> np.dtype[np.int64] | np.dtype[np.int32]:
     """Return the numpy type of a `dtype` argument."""
-    dtype = dtype_name(dtype)
+    dtype = choice_of(dtype, ("int64", "int32"))
     if dtype not in ("int64", "int32"):
         raise ConfigError("dtype has no such choice", got=dtype, fix="Known: int32, int64.")
     return np.dtype(np.int64) if dtype == "int64" else np.dtype(np.int32)

@@ -12,7 +12,7 @@ from penstock.cli import export
 from penstock.cli.data import teach
 from penstock.cli.options import add_fields, fields_of
 from penstock.core import config
-from penstock.core.dtypes import dtype_name
+from penstock.core.dtypes import choice_of, dtype_name
 from penstock.core.errors import ConfigError
 from penstock.data.formats.stored import dtype_option
 from penstock.data.loader import check_dtype
@@ -76,6 +76,26 @@ def test_options_read_the_usual_spellings_and_show_one(command, option, others):
             read, _ = parser.parse_known_args([*others, option, text])
             assert getattr(read, option.removeprefix("--")) == choice
     assert "bf16" not in parser.format_help()
+
+
+@pytest.mark.parametrize("text", ["INT8", "torch.int8", "i8"])
+def test_small_and_unsigned_integers_are_read_too(text):
+    assert dtype_name(text) == "int8"
+    assert (dtype_name("i16"), dtype_name("u64")) == ("int16", "uint64")
+
+
+def test_messages_show_what_was_written(capsys):
+    with pytest.raises(ConfigError, match="got 'fp16'"):
+        config._check("fp16", Literal["bfloat16", "float32"], where="compute")
+    parser = argparse.ArgumentParser()
+    add_fields(parser, EngineConfig, "weights")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--weights", "fp64"])
+    assert "invalid choice: 'fp64'" in capsys.readouterr().err
+
+
+def test_a_choice_is_never_read_as_another():
+    assert choice_of("half", ("half", "float16")) == "half"
 
 
 def test_the_engine_reads_them_in_python_and_on_the_command_line():

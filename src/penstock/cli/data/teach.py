@@ -6,11 +6,12 @@ interrupted continues when the command is run again.
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from penstock.cli.options import add_ignore_key, ignored_keys
 from penstock.cli.progress import Display
-from penstock.core.dtypes import dtype_name
+from penstock.core.dtypes import choice_of
 from penstock.core.errors import ConfigError, UsageError
 
 EPILOG = """\
@@ -26,6 +27,8 @@ exit codes: 0 done, 1 no model or corpus, or a damaged one, 2 wrong usage
 _LONGEST_ROW = 4096
 _PASS_TOKENS = 8192
 
+_DTYPES = ("float32", "bfloat16")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
@@ -40,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens that the teacher sees at once; default: its context, at most 4096")  # fmt: skip
     add(
         "--compute",
-        type=dtype_name,
-        choices=("float32", "bfloat16"),
+        type=partial(choice_of, choices=_DTYPES),
+        choices=_DTYPES,
         default="float32",
         help="dtype of the teacher's computation; default: float32",
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from penstock.core.arrays import Array, Tokens
-from penstock.core.dtypes import dtype_name
+from penstock.core.dtypes import choice_of
 from penstock.core.errors import CorpusError, UsageError, nearest
 from penstock.storage.base import Slices
 
@@ -67,7 +67,7 @@ def dtype_option(options: Mapping[str, str], *, default: str | None, name: str) 
         raise UsageError(
             f"{name} does not say the type of its tokens", fix="Add it: ',dtype=uint16' or ',dtype=uint32'."
         )
-    dtype = dtype_name(dtype)
+    dtype = choice_of(dtype, INTEGERS)
     if dtype not in INTEGERS:
         raise UsageError("dtype must be an integer type", got=dtype, fix=nearest(dtype, list(INTEGERS)))
     return dtype
