@@ -263,7 +263,7 @@ def _pair(value: Mapping[str, object]) -> tuple[Side, ...]:
             raise UsageError(
                 "The pair has texts without a prompt",
                 got=value["chosen"][:60],
-                fix="Give the prompt in a field of its own (or an instruction), or both sides as lists of messages.",
+                fix="Give the prompt in a field of its own, or both sides as lists of messages.",
             )
         same = 0
         while same < min(len(chosen), len(rejected)) and chosen[same] == rejected[same]:

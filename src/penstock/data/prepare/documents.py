@@ -171,12 +171,12 @@ def read_records(file: InputFile, options: ReadOptions, *, start: int = 0) -> It
 
 
 def _renamed(record: Record, fields: Mapping[str, str]) -> Record:
-    """Return a record of conversations with the known names of its own fields."""
+    """Return a record of conversations with the known names of its own fields that are not null."""
     content = record.content
     if not isinstance(content, RawChat) or not isinstance(content.value, Mapping):
         return record
     others = dict(content.value)
-    known = {known: others.pop(own) for own, known in fields.items() if own in others}
+    known = {known: others.pop(own) for own, known in fields.items() if others.get(own) is not None}
     return replace(record, content=replace(content, value={**others, **known}))
 
 

@@ -123,11 +123,11 @@ class ChatConfig:
         pairs = [pair for pair in self.fields.split(",") if pair.strip()]
         for pair in pairs:
             own, _, known = (part.strip() for part in pair.partition("="))
-            if not own or not known:
+            if not own or not known or "=" in known:
                 raise UsageError(
                     "--fields takes OWN=KNOWN,OWN=KNOWN",
                     got=pair,
-                    fix="Example: --fields question=prompt,answer=completion.",
+                    fix="Commas separate pairs: --fields question=prompt,answer=completion.",
                 )
             if known not in FIELDS:
                 raise UsageError(

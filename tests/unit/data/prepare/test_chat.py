@@ -208,7 +208,10 @@ def test_the_input_of_alpaca_follows_its_instruction():
         *(({**ALPACA[0], "input": value}, "The input is not text") for value in (0, 0.0, False, [], {})),
         ({"instruction": " \n", "output": "a"}, "The instruction is empty, and there is no input"),
         ({"instruction": "", "input": " ", "output": "a"}, "The instruction is empty"),
-        ({"prompt": "Q", "input": "ctx", "completion": "a"}, r"a prompt, so its input would be lost \(got 'ctx'"),
+        (
+            {"prompt": "Q", "input": "ctx", "completion": "a"},
+            r"a prompt, so its input would be lost \(got 'ctx'",
+        ),
         ({"prompt": "Q", "input": 0, "completion": "a", "label": True}, "its input would be lost"),
         ({"prompt": "Q", "input": "ctx", "chosen": "a", "rejected": "b"}, "its input would be lost"),
         ({"prompt": "Q", "instruction": "i", "completion": "a"}, "its instruction would be lost"),
@@ -262,6 +265,11 @@ def test_fields_of_another_name_are_read_from_any_format(tmp_path, model, form):
     [
         ("a", r"--fields takes OWN=KNOWN,OWN=KNOWN \(got 'a'\)"),
         ("a=", "takes OWN=KNOWN"),
+        (
+            "a=prompt;b=completion",
+            r"takes OWN=KNOWN.*\(got 'a=prompt;b=completion'\)\. Commas separate pairs",
+        ),
+        ("a=prompt b=completion", "Commas separate pairs"),
         ("a=promt", r"names no known field \(got 'promt'\)\. Did you mean 'prompt'"),
         ("a=prompt,b=prompt", "names a field twice"),
         ("a=prompt,a=completion", "names a field twice"),
