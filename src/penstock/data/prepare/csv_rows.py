@@ -1,11 +1,13 @@
 """Rows of CSV and TSV files: the first row names the columns, and every value is text.
 
 Quotes, quoted newlines and doubled quotes are as in RFC 4180. The columns of a .csv file are separated by
-commas, or by the semicolons or tabs that its first line has more of.
+commas, or by the semicolons or tabs that its first line has more of outside quotes. A line `sep=;` in front,
+as Excel writes it, names another separator.
 """
 
 import codecs
 import csv
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -14,6 +16,10 @@ from penstock.core.units import mib
 from penstock.data.prepare.byte_streams import NO_CHARACTER
 
 _SEPARATORS = ",;\t"
+_NAMED_SEPARATOR = re.compile(r'"?sep=([^\w"\r\n])"?\s*', re.IGNORECASE)
+_QUOTED = re.compile(r'"[^"]*"?')
+_LONE_RETURN = "new-line character"
+"""How the csv module's error for a carriage return within a line begins."""
 
 
 class BrokenCsv(ValueError):
@@ -26,7 +32,7 @@ def csv_rows(pieces: Iterable[bytes], *, tabs: bool, limit: int) -> Iterator[lis
     Args:
         pieces: the file as UTF-8.
         tabs: True if tabs separate the columns.
-        limit: characters of a line and of a value.
+        limit: characters of a line and of a value, beyond which the file is not read.
 
     Raises:
         BrokenCsv: from here on nothing can be read, or the names do not tell the columns apart.
@@ -35,8 +41,12 @@ def csv_rows(pieces: Iterable[bytes], *, tabs: bool, limit: int) -> Iterator[lis
     [['a', 'b'], ['1', 'x\\ny']]
     """
     lines = _lines(pieces, limit)
-    first = next(lines, "")
-    separator = "\t" if tabs else max(_SEPARATORS, key=first.count)
+    filled = (line for line in lines if line.strip("\r\n"))
+    first = next(filled, "")
+    if named := _NAMED_SEPARATOR.fullmatch(first):
+        first = next(filled, "")
+    counted = _QUOTED.sub("", first)
+    separator = named[1] if named else "\t" if tabs else max(_SEPARATORS, key=counted.count)
     csv.field_size_limit(max(limit, csv.field_size_limit()))
     rows = csv.reader(chain([first] if first else [], lines), delimiter=separator, strict=True)
     try:
@@ -46,7 +56,10 @@ def csv_rows(pieces: Iterable[bytes], *, tabs: bool, limit: int) -> Iterator[lis
         yield names
         yield from rows
     except csv.Error as error:
-        raise BrokenCsv(str(error)) from None
+        said = str(error)
+        if said.startswith(_LONE_RETURN):
+            said = "lines end in a carriage return alone: convert them to newlines"
+        raise BrokenCsv(said) from None
 
 
 def _lines(pieces: Iterable[bytes], limit: int) -> Iterator[str]:

@@ -57,7 +57,9 @@ def test_each_row_is_a_document_and_reading_goes_on_from_any(tmp_path: Path) -> 
         ('text,id\na,1\n"b,2\n', [None, "broken_csv"], "nothing can be read after row 1: unexpected end of"),
         ("text,text\na,b\n", ["broken_csv"], "the first row names the column 'text' twice"),
         (",body\n0,a\n", ["missing_field"], "no column 'text'; the file has: , body"),
-        ("text\n" + "x" * 200, ["broken_csv"], "a line of more than 100 B"),
+        ("text\n" + "x" * 300_000 + "\nb\n", ["too_large", None], "a row of 293.0 KiB; the limit is 100 B"),
+        ("text\n" + "\u00e9" * 51 + "\nb\n", ["too_large", None], "a row of 102 B; the limit is 100 B"),
+        ("text\ra\rb", ["broken_csv"], "lines end in a carriage return alone: convert them to newlines"),
     ],
 )
 def test_damage_is_a_rejection_with_its_reason(
@@ -66,6 +68,25 @@ def test_damage_is_a_rejection_with_its_reason(
     found = contents(tmp_path / "a.csv", text, limit=100)
     assert [each.kind if isinstance(each, Rejection) else None for each in found] == kinds
     assert said in next(each.reason for each in found if isinstance(each, Rejection))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\na;b\n1;2",
+        "\r\n\r\na;b\r\n1;2",
+        "sep=;\r\na;b\r\n1;2",
+        "sep=|\na|b\n1|2",
+        '"a";"b"\n1;2',
+        "a,b\n1,2",
+    ],
+)
+def test_the_separator_is_that_of_the_names(text: str) -> None:
+    assert list(csv_rows([text.encode()], tabs=False, limit=99)) == [["a", "b"], ["1", "2"]]
+
+
+def test_commas_in_a_quoted_name_separate_nothing() -> None:
+    assert list(csv_rows([b'"a,b,c";d\n1;2'], tabs=False, limit=99)) == [["a,b,c", "d"], ["1", "2"]]
 
 
 def test_a_file_without_the_column_of_texts_is_refused_with_its_columns(tmp_path: Path) -> None:
