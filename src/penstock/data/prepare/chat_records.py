@@ -84,6 +84,12 @@ class Side:
     """Messages without weights."""
     learned: frozenset[int]
     """Indices of the assistant turns whose tokens are learned."""
+    numbers: tuple[int, ...] = ()
+    """Number in the record of each message, if turns were joined. Empty: each counts from 1."""
+
+    def number(self, index: int) -> int:
+        """Return the number of a message for errors, from 1, as before turns were joined."""
+        return self.numbers[index] if self.numbers else index + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -527,9 +533,10 @@ def _last_turn(side: Side) -> Side:
     """
     last = max(index for index, message in enumerate(side.messages) if message["role"] == "assistant")
     if last in side.learned:
-        return Side(side.messages, frozenset({last}))
+        return Side(side.messages, frozenset({last}), side.numbers)
     raise UsageError(
-        f"Only the last turn of the assistant is to be learned, and message {last + 1} has a weight of 0",
+        "Only the last turn of the assistant is to be learned, and "
+        f"message {side.number(last)} has a weight of 0",
         got=_shown(side.messages[last]),
         fix="Take the weight away, leave the conversation out, or learn all turns with --train-on "
         "all_assistant.",
@@ -548,18 +555,19 @@ def _joined(side: Side) -> Side:
         UsageError: two of them cannot be one turn.
     """
     messages: list[Message] = []
-    learned = set[int]()
+    learned, numbers = set[int](), list[int]()
     for index, message in enumerate(side.messages):
         is_learned = index in side.learned
         if not messages or message["role"] != messages[-1]["role"] or message["role"] not in _JOINED_ROLES:
             messages.append(message)
+            numbers.append(index + 1)
         elif is_learned != (len(messages) - 1 in learned):
             raise _cannot_join(index, message, "one is learned, the other is not")
         else:
             messages[-1] = _join(messages[-1], message, index)
         if is_learned:
             learned.add(len(messages) - 1)
-    return Side(tuple(messages), frozenset(learned))
+    return Side(tuple(messages), frozenset(learned), tuple(numbers))
 
 
 def _join(first: Message, second: Message, index: int) -> Message:
@@ -619,10 +627,11 @@ def _check_order(side: Side) -> None:
             or (role in ("user", "assistant") and role == last)
         )
         if wrong:
+            join = "" if side.numbers else "join such messages, as --join-turns does, or "
             raise UsageError(
-                f"Roles are out of order: message {index + 1} is of the role {role}, after {last}",
+                f"Roles are out of order: message {side.number(index)} is of the role {role}, after {last}",
                 got=_shown(message),
                 fix="The system comes first, a tool after a call, and no role speaks twice in a row: "
-                "join such messages, as --join-turns does, or leave the conversation out.",
+                f"{join}leave the conversation out.",
             )
         before = message

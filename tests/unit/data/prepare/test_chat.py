@@ -332,6 +332,25 @@ def test_results_of_tools_are_never_joined():
     assert [m["role"] for m in made.sides[0].messages].count("tool") == 2
 
 
+def test_joined_turns_keep_their_numbers_in_messages():
+    record = turns(("user", "a"), ("user", "b"), ("assistant", "c"), ("tool", "d"))
+    with pytest.raises(UsageError, match=r"message 4 is of the role tool.* in a row: leave the") as refused:
+        conversation_of(record, kind="conversations", last_only=False, join_turns=True)
+    assert "--join-turns" not in str(refused.value)
+    record = turns(("user", "a"), ("user", "b"), ("assistant", "c"), ("user", "d"), ("assistant", "e"))
+    record["messages"][-1]["weight"] = 0
+    with pytest.raises(UsageError, match="message 5 has a weight of 0"):
+        conversation_of(record, kind="conversations", last_only=True, join_turns=True)
+
+
+def test_a_field_without_a_value_replaces_none(tmp_path):
+    path = lines(tmp_path / "a.jsonl", [{"prompt": "kept", "question": None, "completion": "a"}])
+    (file,), _ = find_inputs([path], Selection())
+    options = ReadOptions(text_column="", max_document_bytes=999, chat=True, fields={"question": "prompt"})
+    (record,) = read_records(file, options)
+    assert record.content.value["prompt"] == "kept"
+
+
 def test_thumbs_of_mds_have_labels_of_any_integer(tmp_path, model):
     rows = [{"prompt": "Hi", "completion": text, "label": label} for text, label in (("Yes", 1), ("No", 0))]
     write_mds(tmp_path / "mds", rows, {"prompt": "str", "completion": "str", "label": "int"})
