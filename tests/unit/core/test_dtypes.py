@@ -56,7 +56,7 @@ def test_every_key_of_a_recipe_reads_the_usual_spellings(key, kind, name, choice
 def test_the_stored_form_of_a_longer_choice_is_read_too():
     hint = get_type_hints(PrecisionConfig)["weights"]
     assert config._check("bf16_stochastic", hint, where="precision.weights") == "bfloat16_stochastic"
-    with pytest.raises(ConfigError, match=r"no such choice \(got 'float16'\)"):
+    with pytest.raises(ConfigError, match=r"no such choice \(got 'fp16'\)"):
         config._check("fp16", hint, where="precision.weights")
 
 
