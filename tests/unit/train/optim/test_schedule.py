@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import TrainingArguments
 from transformers.optimization import get_scheduler
 
 from penstock.core.errors import ConfigError
