@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tomllib
 import xml.etree.ElementTree as ET
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,6 +51,16 @@ class Part:
         return digests(ROOT, self.sources)
 
 
+def without_make(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which a `make` that a test starts does not get the settings of this one.
+
+    >>> without_make({"PATH": "/bin", "MAKEFLAGS": " -- PART=kit", "PART": "kit"})
+    {'PATH': '/bin'}
+    """
+    ours = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "PART")
+    return {name: value for name, value in environment.items() if name not in ours}
+
+
 def parts_of(text: str) -> list[Part]:
     """Return the parts that a soak.toml describes."""
     return [
@@ -72,7 +83,7 @@ def run(part: Part) -> bool:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-n", "2", f"--junitxml={report}", *part.tests]
         profile = {"HYPOTHESIS_PROFILE": part.profile}
-        subprocess.run(command, check=False, cwd=ROOT, env={**os.environ, **profile})
+        subprocess.run(command, check=False, cwd=ROOT, env={**without_make(os.environ), **profile})
         count, not_passed = outcome(report.read_text()) if report.exists() else (0, [])
     result = {
         "benchmark": part.result,
