@@ -13,7 +13,7 @@ REFUSED = {
     "too long": (
         "completions",
         {"prompt": [1] * CONTEXT},
-        f"maximum context length is {CONTEXT} tokens, and the prompt is too long: it has",
+        f"maximum context length is {CONTEXT} tokens, and the prompt is too long for that answer: it has 1 token,",
     ),
     "too many bytes": (
         "completions",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.core.errors import UsageError
+from penstock.core.units import plural
 from penstock.engine.prompts import check_prompt, room_after
 from penstock.engine.request import Request
 from penstock.engine.sampling_params import Sampling
@@ -196,8 +197,8 @@ def _max_tokens(
     if wanted > room:
         raise too_long(
             served.context,
-            f"it has {len(prompt):,} tokens, and {wanted:,} more are requested. Request at most {room:,}, or "
-            "shorten the prompt.",
+            f"it has {plural(len(prompt), 'token')}, and {wanted:,} more are requested. Request at most "
+            f"{room:,}, or shorten the prompt.",
             answer=True,
             param="max_tokens",
         )
