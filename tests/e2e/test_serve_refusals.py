@@ -13,7 +13,7 @@ REFUSED = {
     "too long": (
         "completions",
         {"prompt": [1] * CONTEXT},
-        f"maximum context length is {CONTEXT} tokens, and the prompt is too long for that answer: it has 1 token,",
+        f"maximum context length is {CONTEXT} tokens, and the prompt is too long: it has",
     ),
     "too many bytes": (
         "completions",
@@ -41,7 +41,7 @@ REFUSED = {
     "too many tokens": (
         "completions",
         {"prompt": "a", "max_tokens": CONTEXT},
-        "maximum context length is 4096 tokens, and the prompt is too long: it has",
+        "maximum context length is 4096 tokens, and the prompt is too long for that answer: it has 1 token,",
     ),
     "unknown key inside": (
         "completions",
