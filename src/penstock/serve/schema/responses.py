@@ -138,8 +138,8 @@ class ResponseTool(Settings):
     description: str | None = None
     parameters: dict[str, ANY_JSON] | None = None
     """JSON schema of an object; default: no arguments."""
-    strict: bool | None = None
-    """As in `/v1/chat/completions`."""
+    strict: bool = True
+    """As in `/v1/chat/completions`, where it is off unless it is given."""
 
 
 class ResponsesFunction(Body):
