@@ -38,8 +38,9 @@ SEEN = {
 IDS = torch.randint(0, SHAPE["vocab_size"] - 1, (2, 20), generator=torch.Generator().manual_seed(0))
 
 
-def mistral3(*, tied):
-    text = MistralConfig(**SHAPE, head_dim=16, sliding_window=None, tie_word_embeddings=tied)
+def mistral3(*, tied, text_says=None):
+    says = tied if text_says is None else text_says
+    text = MistralConfig(**SHAPE, head_dim=16, sliding_window=None, tie_word_embeddings=says)
     config = Mistral3Config(
         text_config=text.to_dict(),
         vision_config={"model_type": "pixtral", **SEEN, "head_dim": 8},
@@ -71,6 +72,8 @@ def idefics3():
 WHOLE = {
     "mistral3": lambda: mistral3(tied=False),
     "mistral3-tied": lambda: mistral3(tied=True),
+    "mistral3-tied-as-a-whole": lambda: mistral3(tied=True, text_says=False),
+    "mistral3-tied-as-a-part": lambda: mistral3(tied=False, text_says=True),
     "llava": llava,
     "idefics3": idefics3,
 }

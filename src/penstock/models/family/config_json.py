@@ -73,14 +73,14 @@ def config_of(raw: Mapping[str, Any], *, ignored_keys: Collection[str] = ()) -> 
 def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: JSON
     """Return the part of a `config.json` that describes the language model.
 
-    A model that also reads images or audio has it under `text_config`. What that part does not say, the whole
-    may: whether matrices are tied, and how they are quantised.
+    A model that also reads images or audio has it under `text_config`. Keys of the whole model say whether
+    its matrices are tied, and how they are quantised: transformers does not read these of the part.
     """
     text = raw.get("text_config")
     if str(raw.get("model_type")) in FAMILY or not isinstance(text, Mapping):
         return raw
     shared = ("tie_word_embeddings", "quantization_config", IGNORED_KEYS)
-    return {**{key: raw[key] for key in shared if key in raw}, **text}
+    return {**text, **{key: raw[key] for key in shared if key in raw}}
 
 
 def _ignored_before(raw: Mapping[str, Any]) -> list[str]:  # Any: JSON
