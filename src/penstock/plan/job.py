@@ -254,7 +254,7 @@ class TrainingStep:
         return float(new + self.learned_of_output() + self.saved(in_blocks=False))
 
     def saved(self, *, in_blocks: bool) -> int:
-        """Return the numbers of a tensor-parallel rank that are trained whole beside an adapter."""
+        """Return the numbers of a tensor-parallel rank that are trained whole, next to an adapter."""
         if self.adapter is None or not self.adapter.saved:
             return 0
         shapes = self.model.parameter_shapes.items()

@@ -26,7 +26,7 @@ class Hint:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedParameter:
     """A parameter that is refused because it would change the answer."""
 
     why: str
@@ -44,13 +44,13 @@ class Refused:
         return {"enum": list(self.unless), "description": f"Other values are refused. {self.why}"}
 
 
-NotHonoured = Hint | Refused
+NotHonoured = Hint | RefusedParameter
 
 _NO_SERVICE = Hint("A setting of OpenAI's own service.")
 _NO_CACHE = Hint("Prefixes of prompts are always cached; cache_salt separates clients.")
 _NO_AUDIO = "Answers are text: leave it out."
 _NOT_STORED = "Responses are not stored"
-_NO_MODERATION = Refused("Nothing is moderated here: leave it out, and moderate in the client.")
+_NO_MODERATION = RefusedParameter("Nothing is moderated here: leave it out, and moderate in the client.")
 
 _SERVICE: Mapping[str, NotHonoured] = {
     "user": Hint("Clients are named by their API keys."),
@@ -61,10 +61,12 @@ _SERVICE: Mapping[str, NotHonoured] = {
     "prompt_cache_options": _NO_CACHE,
 }
 _VLLM: Mapping[str, NotHonoured] = {
-    "skip_special_tokens": Refused("Answers have no special tokens: leave it out.", (True,)),
-    "spaces_between_special_tokens": Refused("Answers have no special tokens: leave it out.", (True,)),
-    "include_stop_str_in_output": Refused("Answers end before a stop text: leave it out.", (False,)),
-    "use_beam_search": Refused("There is no beam search: leave it out.", (False,)),
+    "skip_special_tokens": RefusedParameter("Answers have no special tokens: leave it out.", (True,)),
+    "spaces_between_special_tokens": RefusedParameter(
+        "Answers have no special tokens: leave it out.", (True,)
+    ),
+    "include_stop_str_in_output": RefusedParameter("Answers end before a stop text: leave it out.", (False,)),
+    "use_beam_search": RefusedParameter("There is no beam search: leave it out.", (False,)),
 }
 
 COMPLETIONS: Mapping[str, NotHonoured] = {
@@ -72,7 +74,7 @@ COMPLETIONS: Mapping[str, NotHonoured] = {
     **_VLLM,
     "metadata": _NO_SERVICE,
     "store": Hint("Nothing is stored."),
-    "suffix": Refused("Text is not inserted before a suffix: leave it out.", ("",)),
+    "suffix": RefusedParameter("Text is not inserted before a suffix: leave it out.", ("",)),
 }
 CHAT: Mapping[str, NotHonoured] = {
     **_SERVICE,
@@ -81,12 +83,14 @@ CHAT: Mapping[str, NotHonoured] = {
     "store": Hint("Nothing is stored."),
     "verbosity": Hint("Models here have no such setting: ask in the prompt."),
     "prediction": Hint("A prediction changes the speed, not the answer; see --drafts."),
-    "audio": Refused(_NO_AUDIO),
-    "function_call": Refused("It is deprecated: give tool_choice.", ("none", "auto")),
-    "functions": Refused("They are deprecated: give tools.", ([],)),
+    "audio": RefusedParameter(_NO_AUDIO),
+    "function_call": RefusedParameter("It is deprecated: give tool_choice.", ("none", "auto")),
+    "functions": RefusedParameter("They are deprecated: give tools.", ([],)),
     "moderation": _NO_MODERATION,
-    "web_search_options": Refused("The server searches nothing: give a function in tools."),
-    "add_special_tokens": Refused("The chat template writes special tokens: leave it out.", (False,)),
+    "web_search_options": RefusedParameter("The server searches nothing: give a function in tools."),
+    "add_special_tokens": RefusedParameter(
+        "The chat template writes special tokens: leave it out.", (False,)
+    ),
 }
 RESPONSES: Mapping[str, NotHonoured] = {
     **_SERVICE,
@@ -94,19 +98,23 @@ RESPONSES: Mapping[str, NotHonoured] = {
     "image": Hint("There are no images for image to apply to."),
     "max_tool_calls": Hint("It counts calls of built-in tools, and there are none."),
     "stream_options": Hint("Streams are not padded, and always end with the token counts."),
-    "access_programs": Refused("A model has one kind of access here: leave it out."),
-    "background": Refused(
+    "access_programs": RefusedParameter("A model has one kind of access here: leave it out."),
+    "background": RefusedParameter(
         "Background responses are not supported: leave background out, or stream.", (False,)
     ),
-    "background_options": Refused("Background responses are not supported: leave it out, or stream."),
-    "context_management": Refused("Conversations are not compacted: shorten input.", ([],)),
-    "conversation": Refused(f"{_NOT_STORED}: send the earlier items in input instead."),
+    "background_options": RefusedParameter(
+        "Background responses are not supported: leave it out, or stream."
+    ),
+    "context_management": RefusedParameter("Conversations are not compacted: shorten input.", ([],)),
+    "conversation": RefusedParameter(f"{_NOT_STORED}: send the earlier items in input instead."),
     "moderation": _NO_MODERATION,
-    "n": Refused("A response has one answer: send several requests, or use /v1/chat/completions.", (1,)),
-    "previous_response_id": Refused(f"{_NOT_STORED}: send the earlier items in input instead."),
-    "prompt": Refused("There are no stored prompts: send the text in instructions and input."),
-    "store": Refused(f"{_NOT_STORED}: leave store out, or give false.", (False,)),
-    "truncation": Refused(
+    "n": RefusedParameter(
+        "A response has one answer: send several requests, or use /v1/chat/completions.", (1,)
+    ),
+    "previous_response_id": RefusedParameter(f"{_NOT_STORED}: send the earlier items in input instead."),
+    "prompt": RefusedParameter("There are no stored prompts: send the text in instructions and input."),
+    "store": RefusedParameter(f"{_NOT_STORED}: leave store out, or give false.", (False,)),
+    "truncation": RefusedParameter(
         "Conversations are not truncated: leave truncation out, or shorten input.", ("disabled",)
     ),
 }
@@ -114,14 +122,16 @@ TEXT: Mapping[str, NotHonoured] = {"verbosity": CHAT["verbosity"]}
 REASONING: Mapping[str, NotHonoured] = {
     "summary": Hint("The reasoning itself is returned, with --split-reasoning."),
     "generate_summary": Hint("The reasoning itself is returned, with --split-reasoning."),
-    "context": Refused("The chat template chooses the earlier reasoning it uses: leave it out.", ("auto",)),
-    "mode": Refused("There is one mode of reasoning: leave it out.", ("standard",)),
+    "context": RefusedParameter(
+        "The chat template chooses the earlier reasoning it uses: leave it out.", ("auto",)
+    ),
+    "mode": RefusedParameter("There is one mode of reasoning: leave it out.", ("standard",)),
 }
 STREAM_OPTIONS: Mapping[str, NotHonoured] = {"include_obfuscation": Hint("Streams are not padded.")}
 RESPONSE_TOOL: Mapping[str, NotHonoured] = {
-    "allowed_callers": Refused("Only the model calls functions: leave it out.", (["direct"], [])),
-    "async": Refused("Calls are not asynchronous: leave it out.", (False,)),
-    "defer_loading": Refused("All tools are in the prompt: leave it out.", (False,)),
+    "allowed_callers": RefusedParameter("Only the model calls functions: leave it out.", (["direct"], [])),
+    "async": RefusedParameter("Calls are not asynchronous: leave it out.", (False,)),
+    "defer_loading": RefusedParameter("All tools are in the prompt: leave it out.", (False,)),
     "output_schema": Hint("The model sees outputs, not their schema."),
 }
 

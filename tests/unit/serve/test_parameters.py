@@ -17,7 +17,7 @@ from openai.types.responses import (
 from openai.types.shared_params import Reasoning as ReasoningParam
 from pydantic import ValidationError
 
-from penstock.serve.parameters import Hint, Refused
+from penstock.serve.parameters import Hint, RefusedParameter
 from penstock.serve.routes.responses import chat_of
 from penstock.serve.schema import base, chat, completions, responses
 
@@ -50,7 +50,7 @@ LEAST = {
 }
 ROWS = [(body, key, fate) for body in PUBLISHED for key, fate in body.not_honoured.items()]
 HINTS = [(body, key) for body, key, fate in ROWS if isinstance(fate, Hint)]
-REFUSED = [row for row in ROWS if isinstance(row[2], Refused)]
+REFUSED = [row for row in ROWS if isinstance(row[2], RefusedParameter)]
 
 
 def named(part):
@@ -77,7 +77,7 @@ def fates_of(request):
             fate = body.not_honoured.get(key)
             if isinstance(fate, Hint):
                 found[before + key] = "hint", fate.why
-            elif isinstance(fate, Refused):
+            elif isinstance(fate, RefusedParameter):
                 same = " or ".join(f"`{json.dumps(one)}`" for one in fate.unless)
                 found[before + key] = "refused", f"{f'Except {same}. ' if same else ''}{fate.why}"
             else:

@@ -1,4 +1,4 @@
-"""What a model family is, as data; no torch.
+"""Model families as data: their keys of `config.json`, features and stored tensors; no torch.
 
 All families are one network (models/llama): blocks of attention and SwiGLU, each with a norm before. They
 differ in biases, norms of queries and keys, attention windows, rotary embedding, a few factors, and in how

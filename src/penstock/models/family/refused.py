@@ -1,4 +1,4 @@
-"""What a model needs that Penstock does not have, read from its `config.json`; no torch.
+"""Parts of models that Penstock does not have, read from a `config.json`; no torch.
 
 The keys of a `config.json` tell most of it, whatever the family is called. Some differences have no key; they
 are named by model_type.

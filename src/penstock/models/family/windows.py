@@ -1,4 +1,4 @@
-"""Which layers have an attention window, as the keys of a `config.json` say it; no torch."""
+"""Layers that have an attention window, read from a `config.json` and written; no torch."""
 
 from typing import TYPE_CHECKING, Any
 

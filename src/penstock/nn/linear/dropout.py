@@ -5,7 +5,7 @@ resume. Here each number is hashed: the key of a token (`token_keys`) with the k
 the number of the input. A word of 64 bits decides on four inputs, each by 16 bits, so rates are multiples of
 1 / 65536. The backward pass makes the mask again, so that none is kept.
 
-Keys reach the layers beside the rotary tables, as a third tensor that `with_token_keys` takes off: a pass
+Keys reach the layers with the rotary tables, as a third tensor that `with_token_keys` takes off: a pass
 without keys (validation, answers) drops nothing.
 """
 
@@ -98,7 +98,7 @@ def token_keys(
 
 
 def with_token_keys(model: nn.Module) -> None:
-    """Let each block of a model with dropout take token keys beside its rotary tables, in place."""
+    """Let each block of a model with dropout take token keys with its rotary tables, in place."""
     for block in cast(nn.ModuleList, model.layers):
         layers = [layer for layer in block.modules() if getattr(layer, "dropout", None) is not None]
         block.forward = partial(_with_keys, block.forward, layers)

@@ -1,7 +1,7 @@
 """`data.packing` of a recipe over conversations: whole rows, or as the run began; no torch.
 
 Other rules cut conversations at the end of a row, and the rest of an answer is then learned without its
-question. A run that began with one of them goes on with it: the packing is part of the order of its data.
+question. A run that began with one of them continues with it: the packing is part of the order of its data.
 """
 
 from collections.abc import Mapping, Sequence
