@@ -49,7 +49,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for the set-up of the test
 
 from tests.launched import events_of, node_pids, ranks_of, records_of, write_recipe
 
-LEAST_NODES, MOST_NODES = 1, 3
+MIN_NODES, MAX_NODES = 1, 3
 ROWS, TOKENS_A_ROW = 12, 32  # of a step: those of `write_recipe`
 GRACE_S, HANG_S = 30, 15
 PATIENCE_S = 180.0
@@ -117,7 +117,7 @@ class Job:
         self._seen = len(events_of(self.run))
         with (self.recipe.parent / "launcher.out").open("ab") as out:
             self.launcher = subprocess.Popen(
-                [*command, "--nodes", f"{LEAST_NODES}:{MOST_NODES}", "--grace", str(GRACE_S)],
+                [*command, "--nodes", f"{MIN_NODES}:{MAX_NODES}", "--grace", str(GRACE_S)],
                 stdout=out,
                 stderr=out,
             )
@@ -192,9 +192,9 @@ def pause_node(job):
 
 def join_node(job):
     nodes = len(job.nodes())
-    if nodes == MOST_NODES:
+    if nodes == MAX_NODES:
         terminate(job.node())
-        await_(lambda: len(job.nodes()) < MOST_NODES)
+        await_(lambda: len(job.nodes()) < MAX_NODES)
         nodes -= 1
     (job.run / "launch" / "request.json").write_text(json.dumps({"nodes": nodes + 1}))
     await_(lambda: len(job.nodes()) > nodes or job.ended() is not None)
@@ -306,9 +306,9 @@ def repair(job):
     if job.ended() is not None:
         job.launch_again()
     await_(lambda: job.nodes())
-    if len(job.nodes()) == LEAST_NODES:
-        (job.run / "launch" / "request.json").write_text(json.dumps({"nodes": MOST_NODES}))
-        await_(lambda: len(job.nodes()) == MOST_NODES or job.ended() is not None)
+    if len(job.nodes()) == MIN_NODES:
+        (job.run / "launch" / "request.json").write_text(json.dumps({"nodes": MAX_NODES}))
+        await_(lambda: len(job.nodes()) == MAX_NODES or job.ended() is not None)
 
 
 def chaos(folder, *, minutes, seed, kinds):

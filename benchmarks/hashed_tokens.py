@@ -10,8 +10,8 @@ but the batch itself and its `sample_ids`.
 import numpy as np
 
 POSITION_BITS = 28
-MOST_TOKENS = 1 << POSITION_BITS
-_POSITIONS, _WORD = MOST_TOKENS - 1, (1 << 64) - 1
+MAX_TOKENS = 1 << POSITION_BITS
+_POSITIONS, _WORD = MAX_TOKENS - 1, (1 << 64) - 1
 _CHUNK = 1 << 22
 
 

@@ -31,7 +31,7 @@ from penstock.core.units import si
 
 SHARES = {"web": 4, "code": 2, "wiki": 1, "books": 1}
 LENGTH, ROWS = 256, 96
-MOST_STEPS = 8
+MAX_STEPS = 8
 """Times the steps of one epoch of everything: where a run that never ends is cut."""
 
 
@@ -76,7 +76,7 @@ def make_phases(steps):
         Phase(
             ranks=96,
             workers=0,
-            steps=MOST_STEPS * steps,
+            steps=MAX_STEPS * steps,
             weights={"web": 4, "code": 1, "wiki": 0.5, "books": 1.5},
         ),
     ]

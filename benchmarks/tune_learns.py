@@ -90,7 +90,7 @@ METHODS = {
     INT4: ('method = "lora"\nrank = 16\nbase = "int4"', 5e-3, "int4"),
 }
 """Setting -> [tune], learning rate, format of the weights that are served."""
-MOST_BEFORE, LEAST_AFTER, MOST_APART = 0.05, 0.95, 0.02
+MAX_BEFORE, MIN_AFTER, MAX_APART = 0.05, 0.95, 0.02
 """Shares of right answers: of the base, of a tuned model, and between adapters over 4 bits and over none."""
 
 
@@ -145,15 +145,15 @@ def missed(found):
     """Return which aims the shares of right answers miss."""
     shares = {name: each["all"] for name, each in found.items()}
     said = [
-        f"{name} has {share:.1%} right, and more than {LEAST_AFTER:.0%} is aimed at"
+        f"{name} has {share:.1%} right, and more than {MIN_AFTER:.0%} is aimed at"
         for name, share in shares.items()
-        if name != "base" and share <= LEAST_AFTER
+        if name != "base" and share <= MIN_AFTER
     ]
-    if shares["base"] >= MOST_BEFORE:
-        said.append(f"the base has {shares['base']:.1%} right, and less than {MOST_BEFORE:.0%} is aimed at")
-    if {"lora", INT4} <= shares.keys() and abs(shares["lora"] - shares[INT4]) > MOST_APART:
+    if shares["base"] >= MAX_BEFORE:
+        said.append(f"the base has {shares['base']:.1%} right, and less than {MAX_BEFORE:.0%} is aimed at")
+    if {"lora", INT4} <= shares.keys() and abs(shares["lora"] - shares[INT4]) > MAX_APART:
         said.append(
-            f"{INT4} has {shares[INT4]:.1%} right, more than {MOST_APART:.0%} from {shares['lora']:.1%}"
+            f"{INT4} has {shares[INT4]:.1%} right, more than {MAX_APART:.0%} from {shares['lora']:.1%}"
         )
     return said
 

@@ -123,7 +123,7 @@ def frozen(pid):
             os.kill(pid, signal.SIGCONT)
 
 
-LEAST_NODES, MOST_NODES = 1, 3
+MIN_NODES, MAX_NODES = 1, 3
 _STEPS_BETWEEN = 6
 
 
@@ -140,10 +140,10 @@ def disturb(recipe, run, *, seed, num_events, env=None):
     draw = random.Random(seed)
     command = [sys.executable, "-m", "penstock", "launch", "local", str(recipe)]
     with (Path(run).parent / "launcher.out").open("wb") as out:
-        words = ["--nodes", f"{LEAST_NODES}:{MOST_NODES}", "--grace", "60"]
+        words = ["--nodes", f"{MIN_NODES}:{MAX_NODES}", "--grace", "60"]
         launcher = subprocess.Popen([*command, *words], stdout=out, stderr=out, env=env)
     try:
-        rows, nodes = [], MOST_NODES
+        rows, nodes = [], MAX_NODES
         for _ in range(num_events):
             rows.append(_event(run, launcher, draw, nodes))
             nodes = rows[-1]["nodes"]
@@ -167,7 +167,7 @@ def _event(run, launcher, draw, nodes):
 
     wait_until(lambda: is_on(nodes, 0), f"a start on {nodes} nodes", alive=is_alive)
     await_step(starts_of(run)[-1][0] + _STEPS_BETWEEN)
-    event = draw.choice(["join"] * (nodes < MOST_NODES) + ["kill", "leave"] * (nodes > LEAST_NODES))
+    event = draw.choice(["join"] * (nodes < MAX_NODES) + ["kill", "leave"] * (nodes > MIN_NODES))
     seen, reached, began = len(starts_of(run)), trained_step(run), time.monotonic()
     if event == "join":
         nodes += 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 KEPT = Path(__file__).with_suffix(".json")
-_LEAST_S = 0.1  # a test that takes less is counted with its file alone
+_MIN_S = 0.1  # a test that takes less is counted with its file alone
 _REST = "the rest"
 _SLOWEST = 20
 
@@ -50,7 +50,7 @@ class Seconds:
 
 
 def _rounded(taken: Counter[str]) -> dict[str, float]:
-    few = sum(took for took in taken.values() if took < _LEAST_S)
-    return {test: round(taken[test], 1) for test in sorted(taken) if taken[test] >= _LEAST_S} | {
+    few = sum(took for took in taken.values() if took < _MIN_S)
+    return {test: round(taken[test], 1) for test in sorted(taken) if taken[test] >= _MIN_S} | {
         "": round(few, 2)
     }

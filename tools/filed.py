@@ -9,7 +9,7 @@ from typing import Any
 from penstock.core.files import write_atomic
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 
 
 def digests(root: Path, patterns: Sequence[str]) -> dict[str, str]:
@@ -58,8 +58,8 @@ def complaint(folder: Path, name: str, now: Mapping[str, str], target: str) -> s
     stale = changed(result.get("sources", {}), now)
     if not stale:
         return ""
-    more = f" and {len(stale) - _MOST_NAMED} more" if len(stale) > _MOST_NAMED else ""
-    named = ", ".join(stale[:_MOST_NAMED]) + more
+    more = f" and {len(stale) - _MAX_NAMED} more" if len(stale) > _MAX_NAMED else ""
+    named = ", ".join(stale[:_MAX_NAMED]) + more
     return f"{path} is older than {named}. File it again: make {target}."
 
 

@@ -25,7 +25,7 @@ from tools.filed import RESULTS, complaint, digests, file
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "tools" / "soak.toml"
-_MOST_NAMED = 10
+_MAX_NAMED = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ def run(part: Part) -> bool:
         "sources": sources,
     }
     if not_passed or not count:
-        named = ", ".join(not_passed[:_MOST_NAMED]) or "there are none"
+        named = ", ".join(not_passed[:_MAX_NAMED]) or "there are none"
         print(f"{part.name}: not filed; these did not pass: {named}")
         return False
     path = file(RESULTS, f"{part.result}-{result['date']}", result)

@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 GIB = 2**30
 _LAST_FRAMES = 3
-_MOST_NAME, _MOST_KERNELS = 100, 20
-_LEAST_S = 2.0
-_MOST_REASON = 1200  # characters of a failure that are filed
+_MAX_NAME, _MAX_KERNELS = 100, 20
+_MIN_S = 2.0
+_MAX_REASON = 1200  # characters of a failure that are filed
 
 
 def attempt(
@@ -64,7 +64,7 @@ def run_cases(part: Part, works: Mapping[str, Callable[[], Any]]) -> None:
     """
     for name in part.cases:
         with part.case(name):
-            if part.left_s() < _LEAST_S:
+            if part.left_s() < _MIN_S:
                 part.cut("was not reached: the time was over")
                 continue
             attempt(part, name, works[name])
@@ -115,7 +115,7 @@ def reason_of(error: BaseException) -> str:
     """Return an error's text, with the places it went through last."""
     frames = traceback.extract_tb(error.__traceback__)[-_LAST_FRAMES:]
     places = "; ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames)
-    return f"{type(error).__name__}: {str(error)[:_MOST_REASON]} (at {places})"
+    return f"{type(error).__name__}: {str(error)[:_MAX_REASON]} (at {places})"
 
 
 def _first_line(error: BaseException) -> str:
@@ -282,9 +282,9 @@ def host_trace(
         taken_s = clock.monotonic() - began
         accelerator.wait(device)
     seen.export_chrome_trace(str(path))
-    events = sorted(seen.key_averages(), key=lambda event: -event.self_cpu_time_total)[:_MOST_KERNELS]
+    events = sorted(seen.key_averages(), key=lambda event: -event.self_cpu_time_total)[:_MAX_KERNELS]
     longest = {
-        event.key[:_MOST_NAME]: {"ms": event.self_cpu_time_total / 1e3, "count": event.count}
+        event.key[:_MAX_NAME]: {"ms": event.self_cpu_time_total / 1e3, "count": event.count}
         for event in events
     }
     return 1e3 * taken_s, longest
@@ -314,7 +314,7 @@ def profiled(device: torch.device, work: Callable[[], Any]) -> tuple[float, dict
         if event.device_type == kind and not getattr(event, "is_user_annotation", False):
             start, end = event.time_range.start / 1e6, event.time_range.end / 1e6  # of microseconds
             spans.append((start, end))
-            name = event.name[:_MOST_NAME]
+            name = event.name[:_MAX_NAME]
             seconds, count = longest.get(name, Kernel(0.0, 0))
             longest[name] = Kernel(seconds + end - start, count + 1)
     return busy_seconds(spans), dict(sorted(longest.items(), key=lambda item: -item[1].seconds))
@@ -326,7 +326,7 @@ def per_step(kernels: Mapping[str, Kernel], steps: int) -> dict[str, dict[str, f
     >>> per_step({"gemm": Kernel(0.004, 6)}, 2)
     {'kernels_ms': {'gemm': 2.0}, 'kernels_count': {'gemm': 3.0}}
     """
-    first = [*kernels.items()][:_MOST_KERNELS]
+    first = [*kernels.items()][:_MAX_KERNELS]
     return {
         "kernels_ms": {name: 1e3 * kernel.seconds / steps for name, kernel in first},
         "kernels_count": {name: kernel.count / steps for name, kernel in first},

@@ -9,7 +9,7 @@ from gpu_parts.cases import CASES
 from gpu_parts.verdict import EQUALITIES, judge
 
 _MET, _MISSED = 0, 1  # colours
-_MOST_BARS = 40
+_MAX_BARS = 40
 
 
 def page(result: dict[str, Any], drawn: dict[str, str]) -> str:
@@ -51,7 +51,7 @@ def plots(result: dict[str, Any]) -> dict[str, str]:
         charts = [
             drawing.bars(
                 f"{name}, {unit or 'numbers'}{warning}",
-                [(_bar(row), row["value"], _colour(row)) for row in rows[:_MOST_BARS]],
+                [(_bar(row), row["value"], _colour(row)) for row in rows[:_MAX_BARS]],
                 x_label=unit,
             )
             for unit, rows in units.items()

@@ -16,7 +16,7 @@ import pytest
 from gpu_parts.child import POISONED
 from gpu_parts.machine import is_null_gpu
 
-_MOST_OF_WHY = 2000
+_MAX_OF_WHY = 2000
 
 
 class _Rows:
@@ -77,9 +77,7 @@ def _reason(report):
 
 def _end(text):
     return (
-        text
-        if len(text) <= _MOST_OF_WHY
-        else text[: _MOST_OF_WHY // 2] + " ... " + text[-_MOST_OF_WHY // 2 :]
+        text if len(text) <= _MAX_OF_WHY else text[: _MAX_OF_WHY // 2] + " ... " + text[-_MAX_OF_WHY // 2 :]
     )
 
 

@@ -9,7 +9,7 @@ import shutil
 import httpx
 import pytest
 
-from penstock.launch.pods.failed import MOST_FAILED
+from penstock.launch.pods.failed import MAX_FAILED
 from tests.e2e.conftest import audit_of_pods
 from tests.jobset_controller import jobset_controller
 from tests.kubelet import nodes
@@ -148,14 +148,14 @@ def test_a_run_lives_on_while_pods_fail_between_checkpoints_and_ends_when_they_f
     def kill():
         count = json.loads(note.read_text())
         running = {pod["metadata"]["name"] for pod in pods_of(found, "killed") if is_running(pod)} - killed
-        if running and count not in noted and count["failed"] < MOST_FAILED:  # it has begun
+        if running and count not in noted and count["failed"] < MAX_FAILED:  # it has begun
             noted.append(count)
             killed.update(running)
             room.kill_pod("default", *running)
         return "Failed" in str(found.get("JobSet", "killed", api=JOBSET).get("status"))
 
     wait_until(kill, "the end of a run whose pods are killed as they start")
-    assert len(killed) == MOST_FAILED + 1, "the first had written a checkpoint; the last ended by itself"
+    assert len(killed) == MAX_FAILED + 1, "the first had written a checkpoint; the last ended by itself"
     assert state("killed", tmp_path)["status"] == "FAILED"
     assert "6 pods of node 0 failed in a row without a new checkpoint" in events_text(runs / "killed")
 

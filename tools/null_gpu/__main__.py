@@ -30,7 +30,7 @@ SUBJECTS = (
 )
 """Programs of tools/null_gpu/subjects, each with its arguments."""
 _TIMEOUT_S = 900.0
-_MOST_SAID = 3000
+_MAX_SAID = 3000
 
 
 def count(table: Table) -> int:
@@ -81,7 +81,7 @@ def _run(words: Sequence[str]) -> dict[str, Any] | str:
     except subprocess.TimeoutExpired:
         return f"it took longer than {_TIMEOUT_S:.0f} s"
     if done.returncode:
-        return done.stderr[-_MOST_SAID:]
+        return done.stderr[-_MAX_SAID:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -95,7 +95,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _TOKENS = re.compile(r"base_model\.model\.(?P<layer>.+)\.token_adapter\.trainable_tokens_delta")
 _PARTS = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
 _TOKEN_ROWS = "token_adapter.trainable_tokens_delta"
-_MOST_PATTERNS, _LONGEST_PATTERN, _MOST_REPEATS = 2000, 300, 4
+_MAX_PATTERNS, _LONGEST_PATTERN, _MAX_REPEATS = 2000, 300, 4
 _BASE_HASH = "penstock.base_hash"
 _BASE_WEIGHTS = "penstock.base_weights"
 
@@ -518,9 +518,9 @@ def _table(path: Path, settings: Mapping[str, Any], key: str) -> list[Any]:
         ModelError: it is no table, or a key is no regular expression that is matched quickly.
     """
     table = settings.get(key) or {}
-    if not isinstance(table, dict) or len(table) > _MOST_PATTERNS or not all(map(_is_quick, table)):
+    if not isinstance(table, dict) or len(table) > _MAX_PATTERNS or not all(map(_is_quick, table)):
         raise ModelError(
-            f"{path}: {key} must be a table of at most {_MOST_PATTERNS:,} names or simple patterns of names",
+            f"{path}: {key} must be a table of at most {_MAX_PATTERNS:,} names or simple patterns of names",
             got=table,
             fix=_PLAIN,
         )
@@ -534,7 +534,7 @@ def _is_quick(pattern: str) -> bool:
     (True, False)
     """
     repeats = re.findall(r"[*+{]", pattern)
-    if len(pattern) > _LONGEST_PATTERN or len(repeats) > _MOST_REPEATS or re.search(r"\)[*+{]", pattern):
+    if len(pattern) > _LONGEST_PATTERN or len(repeats) > _MAX_REPEATS or re.search(r"\)[*+{]", pattern):
         return False
     try:
         re.compile(pattern)

@@ -33,7 +33,7 @@ _BITS = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
 
-_MOST_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
+_MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
 _NOT_LEARNED = ".rotary_emb.inv_freq"  # tables that transformers saved until 2023
 _PREFIX = "model."
 _TEXT_PARTS = {"language_model.": "", "model.language_model.": _PREFIX, "model.text_model.": _PREFIX}
@@ -303,7 +303,7 @@ def read_header(file: BinaryIO, path: Path) -> bytes:
     """
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
-    if length > min(size - 8, _MOST_HEADER_BYTES):
+    if length > min(size - 8, _MAX_HEADER_BYTES):
         raise damaged(
             path, f"its header would have {length:,} bytes, and it has {size:,}; or it is no safetensors file"
         )

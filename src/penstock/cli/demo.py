@@ -39,9 +39,9 @@ _MARKER = ".penstock-demo"
 _LEFT_OUT = ("test", "tests", "idle_test", "site-packages", "__pycache__", "pydoc_data")
 _QUICK_PACKAGES = ("asyncio", "email", "http", "importlib", "json", "logging", "multiprocessing", "unittest")
 _QUICK_SETTINGS = ("--set", "run.steps=60", "--set", "schedule.decay_steps=24", "--set", "validate.every=12")
-_FEWEST_RIGHT, _MOST_BEFORE = 0.7, 0.05
+_MIN_RIGHT, _MAX_BEFORE = 0.7, 0.05
 """Share of right answers after tuning, at least, and before, at most."""
-_MOST_PROCESSES = 3
+_MAX_PROCESSES = 3
 _PROMPT = "def read_lines(path):\n"
 
 
@@ -94,7 +94,7 @@ def _train(folder: Path, recipe: Path, settings: Sequence[str]) -> None:
     say("3. Resume on one process, and stop again")
     interrupted(*command, folder=folder, at_step=steps // 2)
     say("4. Resume on three processes, to the end")
-    penstock(*command, "--processes", _MOST_PROCESSES)
+    penstock(*command, "--processes", _MAX_PROCESSES)
 
 
 @contextmanager
@@ -103,11 +103,11 @@ def _enough_devices() -> Iterator[None]:
     from penstock.devices import accelerator  # imports torch, which takes seconds that --help does not spend
 
     gpus = accelerator.count()
-    if gpus == 0 or gpus >= _MOST_PROCESSES:
+    if gpus == 0 or gpus >= _MAX_PROCESSES:
         yield
         return
     print(
-        f"GPUs here: {gpus}. Each process takes one, and the demo trains on up to {_MOST_PROCESSES}: "
+        f"GPUs here: {gpus}. Each process takes one, and the demo trains on up to {_MAX_PROCESSES}: "
         "steps 2 to 4 use processors."
     )
     hidden, before = "CUDA_VISIBLE_DEVICES", dict(os.environ)
@@ -157,7 +157,7 @@ def _summarise(folder: Path, tuned: TunedModel, *, seconds: float) -> int:
         raise PenstockError(
             "The validation loss is not well below the unigram entropy", got=round(losses[-1], 3)
         )
-    if tuned.after < _FEWEST_RIGHT or tuned.before > _MOST_BEFORE:
+    if tuned.after < _MIN_RIGHT or tuned.before > _MAX_BEFORE:
         raise PenstockError(
             "Tuning did not teach the questions", got=f"{tuned.before:.0%} -> {tuned.after:.0%}"
         )

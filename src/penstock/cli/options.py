@@ -19,7 +19,7 @@ from types import NoneType
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from penstock.cli.streams import utf8_text
-from penstock.core.checks import MOST_SECONDS
+from penstock.core.checks import MAX_SECONDS
 from penstock.core.dtypes import choice_of
 from penstock.core.errors import UsageError
 from penstock.core.toml import comma_separated, unquoted
@@ -84,7 +84,7 @@ def seconds(text: str) -> float:
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90m, 24h or 2d")
     value = float(match[1]) * _SECONDS[match[2]]
-    if value > MOST_SECONDS:
+    if value > MAX_SECONDS:
         raise argparse.ArgumentTypeError(f"{text!r} is above ten years, the longest time")
     return value
 

@@ -38,7 +38,7 @@ from penstock.core.units import plural
 from penstock.data.corpus.open import open_corpus
 from penstock.data.tools.describe import unigram_entropy
 from penstock.obs.metric_names import METRICS_FILE, RANK_METRICS, RANKS_FILE, RECIPE_FILE
-from penstock.obs.report import MOST_RUNS, ReportedRun, ranks_of, render
+from penstock.obs.report import MAX_RUNS, ReportedRun, ranks_of, render
 from penstock.obs.run_data.columns import RunColumns, RunData
 from penstock.obs.run_data.discover import FoundRun, files_of
 from penstock.obs.run_data.export import TableFormat, exported
@@ -155,8 +155,8 @@ def _check_comparison(arguments: argparse.Namespace, references: dict[str, float
         raise UsageError("Several runs need --out", fix="Name the page to write: --out compared.html.")
     if references:
         raise UsageError("--reference is for one run only", fix="Leave it out, or give one run.")
-    if (number := len(arguments.runs)) > MOST_RUNS:
-        raise UsageError(f"{number} runs are too many for one page", fix=f"Give at most {MOST_RUNS}.")
+    if (number := len(arguments.runs)) > MAX_RUNS:
+        raise UsageError(f"{number} runs are too many for one page", fix=f"Give at most {MAX_RUNS}.")
 
 
 def _reported(name: str, files: RunFiles, recipe: Config, *, has_ranks: bool) -> ReportedRun:

@@ -46,9 +46,9 @@ SECURITY_HEADERS = {
 }
 """Headers of every response. Pages fetch nothing from elsewhere, and no other page may embed them."""
 
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 """Largest request body."""
-_MOST_SESSIONS = 10_000
+_MAX_SESSIONS = 10_000
 _PORT = re.compile(r":([0-9]{1,5})$")
 _EVERYWHERE = frozenset({"", "0.0.0.0", "::"})
 
@@ -131,7 +131,7 @@ class AccessMiddleware:
         if answer is None and scope["method"] not in ("GET", "HEAD"):
             body = await _body(receive)
             if body is None:
-                answer = refusal(413, f"A body has at most {_MOST_BYTES:,} bytes.")
+                answer = refusal(413, f"A body has at most {_MAX_BYTES:,} bytes.")
             elif self._is_sign_in(scope):
                 answer = self._signed_in(body, Headers(scope=scope), _address(scope))
             else:
@@ -202,7 +202,7 @@ class AccessMiddleware:
         if client is None:
             return _key_page("This console does not know that key.")
         token = secrets.token_urlsafe(32)
-        if len(self._sessions) >= _MOST_SESSIONS:
+        if len(self._sessions) >= _MAX_SESSIONS:
             self._sessions.pop(next(iter(self._sessions)))
         self._sessions[token] = client
         answer = RedirectResponse("./", 303)
@@ -259,7 +259,7 @@ async def _body(receive: Receive) -> bytes | None:
         message = await receive()
         body += message.get("body", b"")
         has_more = message.get("more_body", False)
-        if len(body) > _MOST_BYTES:
+        if len(body) > _MAX_BYTES:
             return None
     return body
 

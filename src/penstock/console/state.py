@@ -21,9 +21,9 @@ from penstock.obs.run_data.run_row import RunRow, Summaries
 from penstock.obs.run_data.step_rows import KnownLosses
 from penstock.obs.run_data.table_rows import TableRows
 
-_MOST_OPEN = 64
+_MAX_OPEN = 64
 """Runs whose columns are held."""
-_MOST_BYTES = 1 << 30
+_MAX_BYTES = 1 << 30
 """Memory of the columns of all runs, and of their ranks likewise, besides that of the newest one."""
 _STORE_S = 2.0
 """Seconds for which the table waits for object stores; then it shows what they told last."""
@@ -108,7 +108,7 @@ class ConsoleState:
         with self._lock:
             columns = known.pop(key, None) or make()
             held = sum(each.num_bytes for each in known.values())
-            while known and (held > _MOST_BYTES or len(known) >= _MOST_OPEN):
+            while known and (held > _MAX_BYTES or len(known) >= _MAX_OPEN):
                 held -= known.popitem(last=False)[1].num_bytes
             known[key] = columns
             return columns

@@ -9,7 +9,7 @@ _FREE = 5
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 30.0
 _FORGOTTEN_S = 600.0
-_MOST_ADDRESSES = 10_000
+_MAX_ADDRESSES = 10_000
 _NETWORK_BITS = 64
 """Leading bits of an IPv6 address that count as one client, which may choose the rest."""
 
@@ -53,7 +53,7 @@ class WrongKeys:
         if (over := known.number - _FREE) > 0:
             known.until_s = now_s + min(_FIRST_WAIT_S * 2.0 ** min(over - 1, 30), _LONGEST_WAIT_S)
         self._known[client] = known
-        if len(self._known) > _MOST_ADDRESSES:
+        if len(self._known) > _MAX_ADDRESSES:
             self._known.popitem(last=False)
 
     def forget(self, address: str) -> None:

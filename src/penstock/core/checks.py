@@ -43,7 +43,7 @@ def check_whole(name: str, value: object, low: int, high: float = float("inf"), 
     check_number(name, value, low, high, fix=fix)
 
 
-MOST_SECONDS = 10 * 365 * 86_400
+MAX_SECONDS = 10 * 365 * 86_400
 """Limit of times, ten years: the system's own timers end at 2**63 ns, and some are told a multiple."""
 
 
@@ -53,10 +53,10 @@ def check_seconds(name: str, value: float, *, least: float = 0.0, zero: str = ""
     Args:
         zero: what 0 means; empty: 0 is refused.
     """
-    if not ((0 < value <= MOST_SECONDS and value >= least) or (zero and value == 0)):
+    if not ((0 < value <= MAX_SECONDS and value >= least) or (zero and value == 0)):
         low = f"at least {least:g}" if least else "0 or more" if zero else "above 0"
         raise ConfigError(
-            f"{name} must be {low}, and at most {MOST_SECONDS:,} s (ten years)",
+            f"{name} must be {low}, and at most {MAX_SECONDS:,} s (ten years)",
             got=value,
             fix=f"0 means {zero}." if zero else "",
         )

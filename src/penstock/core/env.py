@@ -145,7 +145,7 @@ def num_gloo_interfaces() -> int:
     return max(1, len([name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name.strip()]))
 
 
-_MOST_THREADS = 2**16
+_MAX_THREADS = 2**16
 _GROUPS, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
@@ -233,7 +233,7 @@ def num_threads(processes: int | None = None) -> int:
     """
     shared = local_world_size() if processes is None else processes
     is_list = "," in variable("OMP_NUM_THREADS")
-    threads = 0 if is_list else whole("OMP_NUM_THREADS", 0, most=_MOST_THREADS)
+    threads = 0 if is_list else whole("OMP_NUM_THREADS", 0, most=_MAX_THREADS)
     return threads or max(1, num_cores() // shared)
 
 
@@ -409,13 +409,13 @@ def whole(name: str, default: int, *, least: int = 0, most: int = 2**31 - 1) -> 
     if not re.fullmatch("[0-9]{1,18}", text) or not least <= int(text) <= most:
         raise UsageError(
             f"The environment variable {name} must be a whole number from {least} to {most:,}",
-            got=text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...",
+            got=text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...",
             fix="Correct it, or unset it.",
         )
     return int(text)
 
 
-_MOST_SHOWN = 40
+_MAX_SHOWN = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ _LETTERS = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 _LARGEST = 1e15
 """Numbers from here on are written with an exponent."""
 
-_MOST_COUNT = 2**62
+_MAX_COUNT = 2**62
 
 Unit = Literal["number", "share"]
 _SIZE |= {f"{letter}i": 2 ** (10 * power) for power, letter in enumerate("kmgt", start=1)}
@@ -37,7 +37,7 @@ def parse_count(text: str) -> int:
     if not match or match[2] not in _SIZE or ("." in match[1] and not match[2]):
         raise UsageError("Not a count or size", got=text, fix="Write a number such as 4096, 10M or 64MiB.")
     count = int(Fraction(match[1]) * _SIZE[match[2]])  # exact: a float would round beyond 2**53
-    if count > _MOST_COUNT:
+    if count > _MAX_COUNT:
         raise UsageError("A count or size can be at most 2**62", got=text)
     return count
 

@@ -54,7 +54,7 @@ from penstock.data.schedule.change_log import Change, Skip
 from penstock.data.schedule.mixture import slots_from, slots_of
 from penstock.data.state import State, check_contents
 from penstock.data.transform import Transform
-from penstock.data.types import MOST_LENGTH, MOST_ROWS, MOST_SAMPLES, Batch, Waste
+from penstock.data.types import MAX_LENGTH, MAX_ROWS, MAX_SAMPLES, Batch, Waste
 
 
 class Loader:
@@ -385,7 +385,7 @@ class Loader:
             step: later step at which the change takes effect.
         """
         step = self._not_past(step)
-        size = at_least(1, "global_batch_size", size, most=MOST_ROWS)
+        size = at_least(1, "global_batch_size", size, most=MAX_ROWS)
         check_divisible(size, world_size=self._run.arguments["world_size"])
         self._run.follow(self._run.change_log.with_batch_size(step, size))
 
@@ -394,7 +394,7 @@ class Loader:
 
         The rest of each corpus's epoch is packed again (see epochs.py): no token is lost or repeated.
         """
-        length = at_least(2, "sequence_length", length, most=MOST_LENGTH)
+        length = at_least(2, "sequence_length", length, most=MAX_LENGTH)
         self._run.follow(self._run.change_log.with_length(self._run.step, length))
 
     def skip(
@@ -421,7 +421,7 @@ class Loader:
         assert samples is not None
         if not isinstance(samples, range) or not samples or samples.step != 1 or samples.start < 0:
             raise UsageError("samples must be a contiguous range of at least one sample", got=samples)
-        if samples.stop >= MOST_SAMPLES:
+        if samples.stop >= MAX_SAMPLES:
             raise UsageError("samples must be below 2^62", got=samples)
         first = change_log.first_sample(self._run.step)
         if not change_log.skips_all(samples.start, min(first, samples.stop)):
@@ -564,7 +564,7 @@ class Loader:
         if not 0 < epochs < math.inf:
             raise ConfigError("epochs must be a number above 0", got=epochs)
         end = self._run.sample_index.end_of_epochs(epochs)
-        if end > MOST_SAMPLES:
+        if end > MAX_SAMPLES:
             raise ConfigError("These epochs exceed 2^62 samples", got=epochs)
         return bisect_left(range(end + 1), end, key=self._run.change_log.first_sample)
 
@@ -634,7 +634,7 @@ def sample_ids(samples: Int64 | Sequence[int]) -> Int64:
     except ValueError:  # lists of different lengths
         ids = np.empty((0, 0))
     whole = ids.ndim == 1 and (not len(ids) or ids.dtype.kind in "iu")
-    if not whole or (len(ids) and not 0 <= ids.min() <= ids.max() <= MOST_SAMPLES):
+    if not whole or (len(ids) and not 0 <= ids.min() <= ids.max() <= MAX_SAMPLES):
         raise UsageError("Samples must be a list of integers in [0, 2^62]", got=samples)
     return ids.astype(np.int64, copy=False)
 

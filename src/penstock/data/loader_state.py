@@ -31,7 +31,7 @@ from penstock.data.state import (
     decode,
     encode,
 )
-from penstock.data.types import MOST_LENGTH, MOST_ROWS
+from penstock.data.types import MAX_LENGTH, MAX_ROWS
 
 log = logging.getLogger(__name__)
 
@@ -111,8 +111,8 @@ class LoaderState:
         world_size: int,
         columns: Mapping[str, str | Path],
     ) -> None:
-        length = at_least(2, "sequence_length", sequence_length, most=MOST_LENGTH)
-        size = at_least(1, "global_batch_size", global_batch_size, most=MOST_ROWS)
+        length = at_least(2, "sequence_length", sequence_length, most=MAX_LENGTH)
+        size = at_least(1, "global_batch_size", global_batch_size, most=MAX_ROWS)
         world_size = whole_number("world_size", world_size)
         check_divisible(size, world_size=world_size)
         self.sources = open_sources(
@@ -353,7 +353,7 @@ class LoaderState:
         if self.arguments["packing"] not in PADDING_RULES or self.arguments["overlong"] is not None:
             return
         length = min(
-            change_log.length_at(step), *(to for first, to in change_log.length if first > step), MOST_LENGTH
+            change_log.length_at(step), *(to for first, to in change_log.length if first > step), MAX_LENGTH
         )
         for name, source in sources.items():
             plan = replace(plans[name], sequence_length=length)

@@ -19,7 +19,7 @@ from penstock.data.native import address
 from penstock.data.order.pool import PADDING, PackedPool
 from penstock.data.packing.best_fit import stable_order
 
-_MOST_SHARDS = 32  # maps that a pool keeps open: its 16 blocks need fewer unless shards are tiny
+_MAX_SHARDS = 32  # maps that a pool keeps open: its 16 blocks need fewer unless shards are tiny
 
 PoolKey = tuple[int, int, int]
 """Entry, epoch and number of a pool."""
@@ -51,7 +51,7 @@ def spans_of(compiled: CDLL, packed: PackedPool, corpus: Corpus) -> PoolSpans | 
     maps: list[TokenMap] = []
     shards = np.flatnonzero(np.bincount(pieces[:, 0] - PADDING)) + PADDING  # distinct values
     for shard in shards[shards != PADDING].tolist():
-        if len(maps) == _MOST_SHARDS or (found := corpus.token_map(shard)) is None:
+        if len(maps) == _MAX_SHARDS or (found := corpus.token_map(shard)) is None:
             return None
         maps.append(found)
     table = np.array([found.record for found in maps], dtype=np.int64)

@@ -25,7 +25,7 @@ from penstock.data.order.row_order import RowAddresses
 from penstock.data.row_spans import PoolKey, PoolSpans
 from penstock.data.schedule.change_log import ChangeLog
 from penstock.data.schedule.segments import Located, ScheduleSegments
-from penstock.data.types import MOST_SAMPLES, Waste
+from penstock.data.types import MAX_SAMPLES, Waste
 
 _ROUNDED = 6  # digits of a number of rows: 0.1 epochs of 30 rows are 3
 _FEW = 8  # corpora of a batch; up to this number they are located one by one
@@ -314,7 +314,7 @@ class SampleIndex:
         for phase, start in enumerate(starts):
             first = self.change_log.first_sample(start)
             left = sum(
-                source.extended_to(self._epochs_of(self._index[name], phase), MOST_SAMPLES).samples_of_epochs(
+                source.extended_to(self._epochs_of(self._index[name], phase), MAX_SAMPLES).samples_of_epochs(
                     epochs
                 )
                 for name, source in self.sources.items()
@@ -387,7 +387,7 @@ class SampleIndex:
             if grown == corpus:
                 # Only a finished corpus can be appended to, so its schedule can be extended to the endless
                 # entry.
-                epochs = source.extended_to(epochs, MOST_SAMPLES).grown(taken, source.corpus, parts)
+                epochs = source.extended_to(epochs, MAX_SAMPLES).grown(taken, source.corpus, parts)
         return epochs
 
     def _ends(self, corpus: int, source: CorpusReader) -> int | None:

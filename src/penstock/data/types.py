@@ -86,13 +86,13 @@ class Batch:
     [B, L] int64 or int32 and `cu_seqlens` [documents + 1] int32 over the flattened batch."""
 
 
-MOST_SAMPLES = 2**62
+MAX_SAMPLES = 2**62
 """Largest sample id plus one; sample arithmetic is int64."""
 
-MOST_LENGTH = 2**30
+MAX_LENGTH = 2**30
 """Largest sequence length: a row must fit in memory, and the tokens of a pool in int64."""
 
-MOST_ROWS = 2**22
+MAX_ROWS = 2**22
 """Largest batch in rows: the samples of any number of steps must fit in int64."""
 
 

@@ -20,7 +20,7 @@ from penstock.nn.kernels.trials import Heads, page_operations
 from penstock.nn.linear.trials import product_operations
 from penstock.nn.triton_support import has_triton
 
-_MOST_SEQUENCES, _MOST_CONTEXT = 16, 2048
+_MAX_SEQUENCES, _MAX_CONTEXT = 16, 2048
 """Size of the timed steps: their keys and values exceed a second-level cache."""
 
 
@@ -59,7 +59,7 @@ def operations_of(
     """
     if not has_triton(device) or config.batch_invariant:
         return []
-    context = min(_MOST_CONTEXT, config.max_context or model.context)
+    context = min(_MAX_CONTEXT, config.max_context or model.context)
     windows = list(model.windows)
     sizes = Heads(
         heads=model.num_attention_heads,
@@ -74,7 +74,7 @@ def operations_of(
             sizes,
             pages=pages,
             block_size=config.block_size,
-            sequences=min(_MOST_SEQUENCES, config.max_sequences),
+            sequences=min(_MAX_SEQUENCES, config.max_sequences),
             prompt=min(context, defaults_of(device.type).piece_tokens),
             context=context,
             window=max(windows, key=windows.count),

@@ -20,16 +20,16 @@ Command = list[str]
 
 _UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6}
-_LEAST_RATE = 1e3  # bits per second; `tc` takes integers
+_MIN_RATE = 1e3  # bits per second; `tc` takes integers
 _MAX_HOSTS = 200
 _MAX_NICS = 16
 _MAX_TAPS = 400  # with a latency one process waits for all by `select`, limited to descriptors below 1,024
-_LEAST_MTU = 576  # every Internet host must accept it; IPv4 need not support less
-_MOST_MTU = 65_535
-_LEAST_BURST = 128 * 1024  # two of TCP's 64 KiB segments, which are then not split
+_MIN_MTU = 576  # every Internet host must accept it; IPv4 need not support less
+_MAX_MTU = 65_535
+_MIN_BURST = 128 * 1024  # two of TCP's 64 KiB segments, which are then not split
 _BURST_S = 0.001
 _QUEUE_S = 0.020  # queue of a switch's port, as time at its rate
-_LEAST_QUEUE = 256 * 1024
+_MIN_QUEUE = 256 * 1024
 
 
 def parse_rate(text: str) -> float:
@@ -44,7 +44,7 @@ def parse_rate(text: str) -> float:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(bit|kbit|mbit|gbit)", text.strip().lower())
     rate = float(match[1]) * _UNITS[match[2]] if match else 0.0
-    if rate < _LEAST_RATE:
+    if rate < _MIN_RATE:
         raise UsageError("Not a rate of a network", got=text, fix="Write one such as 500mbit or 2.5gbit.")
     return rate
 
@@ -79,8 +79,8 @@ class Link:
     def __post_init__(self) -> None:
         if self.rate:
             parse_rate(self.rate)
-        if not _LEAST_MTU <= self.mtu <= _MOST_MTU:
-            raise UsageError(f"An MTU must be from {_LEAST_MTU} to {_MOST_MTU}", got=self.mtu)
+        if not _MIN_MTU <= self.mtu <= _MAX_MTU:
+            raise UsageError(f"An MTU must be from {_MIN_MTU} to {_MAX_MTU}", got=self.mtu)
 
     @property
     def bits_per_s(self) -> float:
@@ -194,8 +194,8 @@ def token_bucket(device: str, rate_bits_per_s: float) -> Command:
     'qdisc add dev eth0 root tbf rate 500000000bit burst 131072b limit 1381072b'
     """
     per_s = rate_bits_per_s / 8
-    burst = max(_LEAST_BURST, round(per_s * _BURST_S))
-    limit = burst + max(_LEAST_QUEUE, round(per_s * _QUEUE_S))
+    burst = max(_MIN_BURST, round(per_s * _BURST_S))
+    limit = burst + max(_MIN_QUEUE, round(per_s * _QUEUE_S))
     rate = f"{round(rate_bits_per_s)}bit"
     return f"qdisc add dev {device} root tbf rate {rate} burst {burst}b limit {limit}b".split()
 
@@ -206,7 +206,7 @@ def patience_s(rate_bits_per_s: float) -> float:
     >>> patience_s(1e9), round(patience_s(20e6), 2)
     (0.02, 0.1)
     """
-    return max(_QUEUE_S, _LEAST_QUEUE / (rate_bits_per_s / 8))
+    return max(_QUEUE_S, _MIN_QUEUE / (rate_bits_per_s / 8))
 
 
 def switch_commands(topology: Topology, *, host_namespaces: list[str]) -> list[Command]:

@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
-_MOST_PROGRAMS = 64
+_MAX_PROGRAMS = 64
 """Shapes of one function. torch's limit is 8; beyond it the function would run plain without a word."""
 
 
@@ -24,7 +24,7 @@ def fused(function: Callable[P, R], otherwise: Callable[P, R]) -> Callable[P, R]
 
     If it does not compile, `otherwise` runs from then on, with a warning.
     """
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_PROGRAMS)
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MAX_PROGRAMS)
     program = torch.compile(function, dynamic=False, fullgraph=True)
     fails = False
 

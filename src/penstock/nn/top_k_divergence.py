@@ -18,7 +18,7 @@ from torch import Tensor
 from penstock.nn.cross_entropy import chunked_loss
 from penstock.nn.head import OutputHead
 
-_LEAST_REST = 1e-6
+_MIN_REST = 1e-6
 """Mass below which the teacher has no rest: the rounding error of a sum of float32 probabilities."""
 
 
@@ -66,7 +66,7 @@ def _losses(
     sums = sums + rest
     q = log_q.exp()
     q_rest = 1 - q.sum(1)
-    q_rest = torch.where(q_rest > _LEAST_REST, q_rest, 0.0)
+    q_rest = torch.where(q_rest > _MIN_REST, q_rest, 0.0)
     p_rest = (rest / sums).clamp(min=torch.finfo(logits.dtype).tiny)
     each: Tensor = (q * (log_q - picked + sums.log()[:, None])).sum(1)
     each = each + torch.where(q_rest > 0, q_rest * (q_rest / p_rest).log(), 0.0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from penstock.core import config
 from penstock.core.errors import ConfigError
 
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,15 +96,15 @@ def diagnose(
     lines += [
         f"Rank {each.rank} on {each.host} (pid {each.pid}) has begun {each.num_collectives} collectives; "
         f"it is in step {each.step} ({each.doing}), at {_innermost(each)}."
-        for each in culprits[:_MOST_NAMED]
+        for each in culprits[:_MAX_NAMED]
     ]
     return " ".join(lines)
 
 
 def named_ranks(ranks: Sequence[int]) -> str:
     """Return the words for some ranks, at least one: "Ranks 0, 2"; after eight, how many more."""
-    shown = ", ".join(map(str, ranks[:_MOST_NAMED]))
-    more = f" and {len(ranks) - _MOST_NAMED:,} more" if len(ranks) > _MOST_NAMED else ""
+    shown = ", ".join(map(str, ranks[:_MAX_NAMED]))
+    more = f" and {len(ranks) - _MAX_NAMED:,} more" if len(ranks) > _MAX_NAMED else ""
     return f"Rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
 
 

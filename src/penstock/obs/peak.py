@@ -17,7 +17,7 @@ from penstock.devices.figures import bfloat16_tflops
 _SMALLEST, _LARGEST = 256, 8192
 _LONG_ENOUGH_S = 0.008
 """Minimum duration of a product in seconds; below it, the fixed cost of a call would count."""
-_ROUNDS, _MOST_S = 6, 0.3
+_ROUNDS, _MAX_S = 6, 0.3
 """Number of measured rounds, and the seconds after which no more are tried to find undisturbed ones."""
 _AGREE, _BUSY = 0.05, 0.85
 """Tolerance between the best three rounds, and minimum share of a round that each thread computed."""
@@ -97,7 +97,7 @@ def _measured(device: torch.device, dtype: torch.dtype) -> Peak:
     rounds: list[Round] = []
     while len(rounds) < _ROUNDS or not is_calm(rounds, threads=threads):
         rounds.append(_product(matrix))
-        if len(rounds) >= 3 and clock.monotonic() - began > _MOST_S:
+        if len(rounds) >= 3 and clock.monotonic() - began > _MAX_S:
             break
     best = min(each.seconds for each in rounds)
     return Peak(2 * size**3 / best, is_calm=is_calm(rounds, threads=threads))

@@ -44,24 +44,24 @@ from penstock.obs.run_data.run_row import RunRow
 from penstock.obs.run_data.summary import Config
 from penstock.obs.thin import Float64
 
-MOST_RUNS = 8
+MAX_RUNS = 8
 """Maximum number of runs in one file: as many as there are distinguishable colours."""
 
 Reply = dict[str, Any]  # Any: JSON values
 
 _POINTS = 600
 """Points of a chart: of more records some are left out."""
-_MOST_LAYERS = 40
+_MAX_LAYERS = 40
 """Curves of a chart: of more corpora or tasks, those with the highest last values are drawn."""
-_MOST_EVENTS = 1000
-_MOST_NAME_CHARACTERS = 1 << 20
+_MAX_EVENTS = 1000
+_MAX_NAME_CHARACTERS = 1 << 20
 """Of hosts, devices and network interfaces; where ranks of older starts ran is left out beyond."""
 _RANK_CELLS = 384 << 10
 """Values of the metric of ranks that is shown first: 384 columns of 1,024 ranks, 2 MB as text."""
 _OTHER_RANK_CELLS = 256 << 10
 """The same of all other metrics of ranks together."""
 _RANK_COLUMNS = 1000
-_FEWEST_COLUMNS = 16
+_MIN_COLUMNS = 16
 """A metric of ranks of which a report had fewer is left out."""
 _LARGEST_INTEGER = 1e15
 _IMPORT = re.compile(r'^import (?:\* as )?(\w+|\{.*\}) from "\./(.+)";\n', re.MULTILINE)
@@ -90,8 +90,8 @@ class ReportedRun:
 
 
 def render(runs: Sequence[ReportedRun]) -> str:
-    """Return the page of one run, or the comparison of 2 to MOST_RUNS runs and their pages."""
-    assert 1 <= len(runs) <= MOST_RUNS, len(runs)
+    """Return the page of one run, or the comparison of 2 to MAX_RUNS runs and their pages."""
+    assert 1 <= len(runs) <= MAX_RUNS, len(runs)
     inlined: Reply = {
         "runs": [_run(run, [other for other in runs if other is not run]) for run in runs],
         "comparison": comparison_json([(run.found, run.data, run.recipe) for run in runs]),
@@ -130,7 +130,7 @@ def ranks_of(
             continue
         cells = _OTHER_RANK_CELLS // (len(RANK_METRICS) - 1) if number else _RANK_CELLS
         table = columns_of(metric).table(columns=_RANK_COLUMNS, cells=cells)
-        if number and len(table.steps) < min(table.num_records, _FEWEST_COLUMNS):
+        if number and len(table.steps) < min(table.num_records, _MIN_COLUMNS):
             left_out.append(metric)
         elif table.steps:
             tables[metric] = table
@@ -154,12 +154,12 @@ def _run(run: ReportedRun, others: Sequence[ReportedRun]) -> Reply:
     """
     found = run_json(run.found, run.row, run.data, run.recipe)
     for chart in found["charts"]:
-        if (number := len(chart["layers"])) > _MOST_LAYERS:
-            chart["title"] += f": the highest {_MOST_LAYERS} of {number:,}"
+        if (number := len(chart["layers"])) > _MAX_LAYERS:
+            chart["title"] += f": the highest {_MAX_LAYERS} of {number:,}"
             chart["layers"] = nlargest(
-                _MOST_LAYERS, chart["layers"], lambda layer: _last(run.data, layer["metric"])
+                _MAX_LAYERS, chart["layers"], lambda layer: _last(run.data, layer["metric"])
             )
-    found["events"] = found["events"][-_MOST_EVENTS:]
+    found["events"] = found["events"][-_MAX_EVENTS:]
     found["levels"] = [*run.references.items()]
     found["rows_step"] = run.rows and run.rows["step"]
     names = [[layer["metric"] for layer in chart["layers"]] for chart in found["charts"]]
@@ -258,7 +258,7 @@ def _kept(places: Sequence[RankPlaces], names: dict[str, int]) -> list[RankPlace
     for each in reversed(places):
         new = dict.fromkeys(name for name in (*each.hosts, *each.devices, *each.nics) if name not in names)
         characters += sum(map(len, new))
-        if characters > _MOST_NAME_CHARACTERS:
+        if characters > _MAX_NAME_CHARACTERS:
             break
         names |= {name: len(names) + index for index, name in enumerate(new)}
         kept.insert(0, each)

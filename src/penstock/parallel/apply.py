@@ -187,7 +187,7 @@ def _keep_part(model: nn.Module, mesh: Mesh, config: ParallelConfig) -> None:
         spread_context(model, mesh.context, rule=config.context_rule)
 
 
-_MOST_PROGRAMS = 64
+_MAX_PROGRAMS = 64
 
 
 def compile_blocks(model: nn.Module, config: CompileConfig, *, backend: str = "inductor") -> None:
@@ -204,7 +204,7 @@ def compile_blocks(model: nn.Module, config: CompileConfig, *, backend: str = "i
             Path(config.cache) if config.cache else cache_folder() / "compiled", given=bool(config.cache)
         )
     # torch's limit is 8 programs per function; reaching it would end a run whose batches change shape
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_PROGRAMS)
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MAX_PROGRAMS)
     mode = config.mode if backend == "inductor" else None
     for block in cast(nn.ModuleList, model.layers):
         block.forward = torch.compile(block.forward, backend=backend, mode=mode, fullgraph=True)

@@ -23,7 +23,7 @@ _LONG_ROWS = 16_384
 """Minimum tokens of a row for context parallelism."""
 _LARGEST_MICRO_BATCH = 65_536
 """Maximum tokens of a rank's forward pass; beyond it, products do not get faster."""
-_MOST_STAGES = 16
+_MAX_STAGES = 16
 _PASSED_ON = ("window_mib", "schedule", "operations", "gather", "reduce", "feedback", "reshard_after_forward")
 """Settings that a job takes directly from the decided ones."""
 
@@ -63,7 +63,7 @@ def layouts(question: Question, cluster: Cluster) -> Iterator[tuple[RankLayout, 
     tensors = _choices(decided, "tensor", divisors(cluster.devices_per_node))
     contexts = [1] if question.sequence_length < _LONG_ROWS else divisors(cluster.devices_per_node)
     contexts = _choices(decided, "context", contexts)
-    blocks = min(_MOST_STAGES, question.model.num_hidden_layers)
+    blocks = min(_MAX_STAGES, question.model.num_hidden_layers)
     pipelines = _choices(decided, "pipeline", [p for p in divisors(devices) if p <= blocks])
     stages = _choices(decided, "stages_per_rank", [1, 2])
     for tensor, context, pipeline in product(tensors, contexts, pipelines):

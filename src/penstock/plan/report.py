@@ -20,7 +20,7 @@ from penstock.plan.search import Help, Option, SearchResult
 from penstock.plan.timeline import Span, Stream
 
 _DAY_S, _HOUR_S = 86_400, 3_600
-_MOST_ROWS = 8
+_MAX_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,7 @@ def _lines(report: PlanReport) -> Iterator[str]:
 
 
 def _table(found: SearchResult) -> Iterator[str]:
-    rows = [found.best, *(option for option in found.pareto if option is not found.best)][:_MOST_ROWS]
+    rows = [found.best, *(option for option in found.pareto if option is not found.best)][:_MAX_ROWS]
     width = max(len(described(option)) for option in rows)
     yield f"  {'plan':<{width}}  tokens/s/device  error up to   MFU     step      memory"
     for option in rows:

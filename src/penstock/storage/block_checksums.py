@@ -26,7 +26,7 @@ BLOCK_BYTES = 16_384
 _MAGIC = b"PNSTKCK1"
 _HEAD = struct.Struct("<8sII")
 _ROW = np.dtype([("name", "V16"), ("size", "<u8"), ("first", "<u8")])
-_MOST_FILES = 2_000_000
+_MAX_FILES = 2_000_000
 
 Check = Callable[[int, memoryview], bool]
 """Check: (position, bytes) -> True if the block-aligned bytes have the recorded checksums."""
@@ -44,7 +44,7 @@ class Digests:
         magic, block, files = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", 0, 0)
         self._blocks_at = _HEAD.size + files * _ROW.itemsize
         count = (blob.size - self._blocks_at) // 8
-        if magic != _MAGIC or block != BLOCK_BYTES or files > _MOST_FILES or count < 0:
+        if magic != _MAGIC or block != BLOCK_BYTES or files > _MAX_FILES or count < 0:
             raise CorpusError(f"{blob.name} is damaged", fix="Restore it, write it again, or delete it.")
         table = np.frombuffer(blob.read(_HEAD.size, self._blocks_at), _ROW)
         self._rows = {row["name"].tobytes(): (int(row["size"]), int(row["first"])) for row in table}

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MOST_OBJECTS = 2_000_000  # in one corpus; stops the listing of a wrong prefix before memory is full
-_MOST_WRONG = 4  # wrong checksums of one range before the object counts as damaged
+_MAX_OBJECTS = 2_000_000  # in one corpus; stops the listing of a wrong prefix before memory is full
+_MAX_WRONG = 4  # wrong checksums of one range before the object counts as damaged
 _LOOK_S = 0.2  # between two checks whether the program is ending
 _client_pid: int | None = None  # process whose threads serve the client; they do not survive a fork
 
@@ -165,9 +165,9 @@ class Store:
             found: dict[str, int] = {}
             for batch in library.list(self._client()):
                 found |= {meta["path"]: meta["size"] for meta in batch}
-                if len(found) > _MOST_OBJECTS:
+                if len(found) > _MAX_OBJECTS:
                     raise CorpusError(
-                        f"{self.address.url} contains more than {_MOST_OBJECTS:,} objects",
+                        f"{self.address.url} contains more than {_MAX_OBJECTS:,} objects",
                         fix="Give the address of one corpus.",
                     )
             return dict(sorted(found.items(), key=lambda item: item[0].encode()))
@@ -199,7 +199,7 @@ class Store:
                     raise _changed(self.address, name, "the store holds another version") from None
                 failure = failure_of(error)
                 wrong += isinstance(error, WrongBytesError)
-            if wrong >= _MOST_WRONG:
+            if wrong >= _MAX_WRONG:
                 advice = "The object or its list of checksums is damaged or outdated: upload both."
                 failure = Failure(failure.reason, permanent=True, advice=advice)
             if once:

@@ -7,7 +7,7 @@ from pathlib import Path
 from penstock.core import env
 from penstock.core.errors import ConfigError
 
-_MOST_BYTES = 64 * 2**30
+_MAX_BYTES = 64 * 2**30
 _SHARE_OF_FREE_DISK = 0.2
 
 
@@ -56,4 +56,4 @@ class RemoteOptions:
             return self.cache_bytes
         self.cache_folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self.cache_folder).free
-        return min(_MOST_BYTES, int((free + used) * _SHARE_OF_FREE_DISK))
+        return min(_MAX_BYTES, int((free + used) * _SHARE_OF_FREE_DISK))

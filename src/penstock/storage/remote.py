@@ -18,7 +18,7 @@ from penstock.storage.options import RemoteOptions
 from penstock.storage.page_fetcher import Fetcher
 from penstock.storage.remote_blob import Ahead, RemoteBlob
 
-_MOST_MANIFEST_BYTES = 2**28  # a million shards; a manifest is read whole into memory
+_MAX_MANIFEST_BYTES = 2**28  # a million shards; a manifest is read whole into memory
 
 
 class RemoteStorage:
@@ -83,7 +83,7 @@ class RemoteStorage:
             identity = self._known[name] = self._store.head(name)
         digests = self._all_digests()
         blob = self._blob(name, identity, digests.of(name, identity.size) if digests else None)
-        if name == MANIFEST_FILE and blob.size > _MOST_MANIFEST_BYTES:
+        if name == MANIFEST_FILE and blob.size > _MAX_MANIFEST_BYTES:
             raise CorpusError(
                 f"{blob.name} has {blob.size:,} bytes, too many for a manifest", fix="Check the address."
             )

@@ -125,7 +125,7 @@ class Ahead:
     def fetch(self, blob: Fetches, start: int, stop: int) -> bool:
         """Queue a range of a blob for fetching; return False if the queue is full."""
         with self._lock:
-            if self._waiting >= _MOST_WAITING:
+            if self._waiting >= _MAX_WAITING:
                 return False
             self._waiting += 1
         self._threads.submit(self._fetch, ref(blob), start, stop)
@@ -265,4 +265,4 @@ class RemoteBlob:
 
 log = logging.getLogger(__name__)
 
-_MOST_WAITING = 16_384  # queued spans; a pool of 16 blocks is 16. Beyond, spans are fetched when read
+_MAX_WAITING = 16_384  # queued spans; a pool of 16 blocks is 16. Beyond, spans are fetched when read

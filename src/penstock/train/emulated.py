@@ -38,7 +38,7 @@ from penstock.train.state import TrainState
 Explain = Callable[[BaseException], tuple[str, int]]
 Prepare = Callable[[TrainState], None]
 
-_LEAST_STEPS, _REPLICA_STEPS = 2, 5
+_MIN_STEPS, _REPLICA_STEPS = 2, 5
 _SENT = "sent"
 
 
@@ -77,8 +77,8 @@ class Emulation:
     shows_progress: bool = False
 
     def __post_init__(self) -> None:
-        if self.steps < _LEAST_STEPS:
-            raise UsageError(f"The number of steps must be at least {_LEAST_STEPS}", got=self.steps)
+        if self.steps < _MIN_STEPS:
+            raise UsageError(f"The number of steps must be at least {_MIN_STEPS}", got=self.steps)
 
     @property
     def world_size(self) -> int:
@@ -155,7 +155,7 @@ class Emulation:
             _check_ended(outcome)
             files = sorted(Path(folder).glob("*.jsonl"))
             found = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
-        if any(len(records) < _LEAST_STEPS for records in found):
+        if any(len(records) < _MIN_STEPS for records in found):
             raise PenstockError("Too few steps could be taken to measure any", fix="See the warnings above.")
         return found
 

@@ -55,7 +55,7 @@ from penstock.train.state import TrainState
 T = TypeVar("T")
 
 _NO_BOX = -1
-_MOST_DIMS = 2
+_MAX_DIMS = 2
 _RENEWED_EVERY_S = 1.0
 
 
@@ -314,7 +314,7 @@ def _empty_model(config: TrainConfig, world: World, *, copies: int) -> Llama:
 
 def _boxes_of_ranks(names: Sequence[str], mine: Mapping[str, Box], world: World) -> Tensor:
     """Return the box of each tensor on each rank, [ranks, names, 2, dims] int64; -1: the rank has none."""
-    own = torch.full((len(names), 2, _MOST_DIMS), _NO_BOX, dtype=torch.int64)
+    own = torch.full((len(names), 2, _MAX_DIMS), _NO_BOX, dtype=torch.int64)
     for index, name in enumerate(names):
         if name in mine:
             offsets, sizes = mine[name]

@@ -68,8 +68,8 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 600.0  # of a collective; the watchdog, with a better report, comes first
 _BEGIN_WITHIN_S = 20.0
-_LEAST_TIMEOUT_S = 60.0  # where guard.hang_s is short, so is the wait for a rank that froze while it started
-_MOST_CHANGES = 20  # changed settings that are logged one by one
+_MIN_TIMEOUT_S = 60.0  # where guard.hang_s is short, so is the wait for a rank that froze while it started
+_MAX_CHANGES = 20  # changed settings that are logged one by one
 _RAISED = 1.02  # of the learning rate that was to be: more is a rise
 _EMULATED = 2.0  # slowdown against float32 that means: no instructions for the dtype
 
@@ -136,7 +136,7 @@ def _timeout_s(hang_s: float) -> float:
     >>> [_timeout_s(hang_s) for hang_s in (1, 15, 100, 300, 600)]
     [60.0, 60.0, 400.0, 600.0, 1200.0]
     """
-    return float(max(_LEAST_TIMEOUT_S, min(_TIMEOUT_S, 4 * hang_s), 2 * hang_s))
+    return float(max(_MIN_TIMEOUT_S, min(_TIMEOUT_S, 4 * hang_s), 2 * hang_s))
 
 
 def _patience_s() -> float:
@@ -421,7 +421,7 @@ def _start_record(state: TrainState, world: World, kept: KeptRecipe, peak: RunPe
 
 
 def _say_changes(kept: KeptRecipe) -> None:
-    for name, (before, now) in [*kept.changes.items()][:_MOST_CHANGES]:
+    for name, (before, now) in [*kept.changes.items()][:_MAX_CHANGES]:
         logger.info(
             Event(
                 "setting_changed",
@@ -431,7 +431,7 @@ def _say_changes(kept: KeptRecipe) -> None:
                 now=plain(now),
             )
         )
-    if len(kept.changes) > _MOST_CHANGES:
+    if len(kept.changes) > _MAX_CHANGES:
         logger.info(
             Event(
                 "settings_changed",

@@ -31,9 +31,9 @@ from penstock.train.state import TrainState
 
 log = logging.getLogger(__name__)
 
-_MOST_PROMPT_TOKENS = 32  # of a text; a conversation goes up to its first answer
-_FEWEST_TOKENS = 4
-_MOST_ROWS = 1_000  # that are searched for documents to ask about
+_MAX_PROMPT_TOKENS = 32  # of a text; a conversation goes up to its first answer
+_MIN_TOKENS = 4
+_MAX_ROWS = 1_000  # that are searched for documents to ask about
 _SHOWN = 160  # characters in a log line
 
 
@@ -186,7 +186,7 @@ def _heldout(config: TrainConfig, processor: TextProcessor) -> list[SamplePrompt
     once = dict.fromkeys(config.data.corpora, 1)
     size = {"split": "heldout", "global_batch_size": 1, "epochs": once, "seed": 0, "deliver": "numpy"}
     loader = train_loader(config, rank=0, world_size=1, **size)
-    rows = min(_MOST_ROWS, sum(loader.first_rows.values()))
+    rows = min(_MAX_ROWS, sum(loader.first_rows.values()))
     found: list[SamplePrompt] = []
     for row in range(rows):
         if len(found) == asked.heldout:
@@ -237,11 +237,11 @@ def prompt_of(ids: Int64, labels: Int64, *, max_tokens: int) -> tuple[list[int],
     ([5, 6], [7])
     """
     learned = labels != IGNORED_LABEL
-    if len(ids) < _FEWEST_TOKENS or not learned.any():
+    if len(ids) < _MIN_TOKENS or not learned.any():
         return None
     first = int(learned.argmax())
     if first == 0:
-        cut = min(_MOST_PROMPT_TOKENS, len(ids) // 2)
+        cut = min(_MAX_PROMPT_TOKENS, len(ids) // 2)
         return ids[:cut].tolist(), ids[cut : cut + max_tokens].tolist()
     after = learned[first:]
     past = first + (len(after) if after.all() else int(after.argmin()))

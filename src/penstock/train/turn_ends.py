@@ -12,7 +12,7 @@ from penstock.data.corpus.columns import LEARNED
 from penstock.data.corpus.corpus import Corpus
 
 _TOKENS = 2**18  # that are looked at
-_LEAST_SHARE = 0.01  # of the turns: conversations that were cut end anywhere
+_MIN_SHARE = 0.01  # of the turns: conversations that were cut end anywhere
 
 
 def turn_ends(corpus: Corpus, control: Collection[int]) -> set[int]:
@@ -25,5 +25,5 @@ def turn_ends(corpus: Corpus, control: Collection[int]) -> set[int]:
     learned = corpus.columns[LEARNED].values(0, 0, stop)
     lasts = np.flatnonzero(learned[:-1] & ~learned[1:])
     ids, counts = np.unique(corpus.tokens(0, stop)[lasts], return_counts=True)
-    often = ids[counts >= _LEAST_SHARE * len(lasts)].tolist()
+    often = ids[counts >= _MIN_SHARE * len(lasts)].tolist()
     return {token for token in often if token in control}

@@ -80,7 +80,7 @@ def test_a_log_is_followed_while_the_engine_does_not_answer(followed, capsys):
 def test_a_log_of_a_job_that_nobody_knows_of_any_more_is_followed_for_a_while(followed, capsys, monkeypatch):
     folder, follow = followed
     folder.log_of(0).write_text("step 1\n")
-    monkeypatch.setattr(logs, "_MOST_SILENCE_S", 0.2)
+    monkeypatch.setattr(logs, "_MAX_SILENCE_S", 0.2)
     assert follow(GoneEngine()) == 1
     printed = capsys.readouterr()
     assert (printed.out, "squeue cannot reach Slurm" in printed.err) == ("step 1\n", True)

@@ -10,7 +10,7 @@ from penstock.core.errors import UsageError
 from penstock.data import Loader
 from penstock.data.reader import shares_from
 from penstock.data.schedule.change_log import ChangeLog
-from penstock.data.types import MOST_SAMPLES
+from penstock.data.types import MAX_SAMPLES
 from penstock.testing.corpora import numbered_corpus
 
 MIX = {"web": 3, "code": 1}
@@ -90,7 +90,7 @@ def test_the_ids_of_a_batch_may_be_written_to(corpora: dict[str, Path]) -> None:
 
 def test_the_last_steps_that_can_be_counted_are_located_and_no_more(corpora: dict[str, Path]) -> None:
     one = loader(corpora)
-    last = MOST_SAMPLES // 12 - 1
+    last = MAX_SAMPLES // 12 - 1
     assert len(one._run.change_log.steps_alike(last - 1, most=100)) == 2
     assert len(one.batch_at(last)["sample_ids"]) == 12
     with pytest.raises(UsageError, match=r"within 2\^62 samples"):

@@ -214,7 +214,7 @@ def test_prompts_alone_and_single_tokens_alone_are_one_call(on_a_gpu_of_plain_to
     ids=["few", "long"],
 )
 def test_drafts_and_long_contexts_are_not_gathered(shares, limit, monkeypatch, on_a_gpu_of_plain_torch):
-    monkeypatch.setattr(paged, "_MOST_GATHERED", limit)
+    monkeypatch.setattr(paged, "_MAX_GATHERED", limit)
     found, exact = attended(shares, {paged.PROMPTS: "varlen, gathered"})
     torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)
     assert [name for name, _ in on_a_gpu_of_plain_torch] == ["prompts"]

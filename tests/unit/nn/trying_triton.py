@@ -196,7 +196,7 @@ def interpret():
     draw_triton._PROGRAMS = 4  # of 2 rows each part has more than a block
     the_first_of_the_largest_is_drawn_from_any_part_of_a_row()
     rows_are_drawn_however_they_lie_in_memory()
-    paged_triton.SPLIT, paged_triton._MOST_PARTS = 32, 2
+    paged_triton.SPLIT, paged_triton._MAX_PARTS = 32, 2
     any_layout_is_attended_as_written_out()
     products_are_those_of_the_numbers_that_codes_stand_for()
     ptx_widens_every_byte_exactly()

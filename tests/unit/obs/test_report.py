@@ -150,7 +150,7 @@ def test_names_of_hosts_and_devices_stand_once():
 
 
 def test_of_very_many_names_those_of_the_newest_starts_are_kept(monkeypatch):
-    monkeypatch.setattr(report, "_MOST_NAME_CHARACTERS", 10)
+    monkeypatch.setattr(report, "_MAX_NAME_CHARACTERS", 10)
     starts = [([f"{letter}{letter}1", f"{letter}{letter}2"], ["", ""], ["", ""]) for letter in "abc"]
     found = inlined(page(ranks={"own_s": table(*starts)}))["runs"][0]["ranks"]
     assert found["names"] == ["cc1", "cc2", ""]

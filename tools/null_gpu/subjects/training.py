@@ -34,7 +34,7 @@ from tools.null_gpu.region import Region
 LAYERS, FEW_LAYERS = 16, 2
 TOKENS, HIDDEN, VOCABULARY = 8192, 2048, 128_256
 _OF_FSDP = ("ncclAllGather", "ncclReduceScatter", "ncclAllReduce", "chunk_cat", "split_with_sizes_copy")
-_MOST_KERNELS, _MOST_NAME = 20, 140
+_MAX_KERNELS, _MAX_NAME = 20, 140
 _MIXED = 15  # steps over a mixed corpus
 _SHORT, _LONG = 2, 5  # steps of the two turns that are subtracted
 
@@ -69,7 +69,7 @@ def step_counts(world: World, setting: str, layers: int) -> dict[str, object]:
         found["of_fsdp"] = (
             sum(n for name, n in kernels.items() if any(one in name for one in _OF_FSDP)) / steps
         )
-        most = None if setting == "float8_tensorwise" else _MOST_KERNELS  # whose bound is not reached: all
+        most = None if setting == "float8_tensorwise" else _MAX_KERNELS  # whose bound is not reached: all
         found["kernels"] = _named(kernels.most_common(most), steps)
         found["waits_at"] = {place: n / steps for place, n in (long.waits - short.waits).items()}
         if isinstance(trainer, Ours):
@@ -82,7 +82,7 @@ def _named(kernels: Iterable[tuple[str, int]], steps: int) -> dict[str, float]:
     """Return launches of a step by the beginning of a kernel's name; of several with one, their sum."""
     found = Counter[str]()
     for name, launches in kernels:
-        found[name[:_MOST_NAME]] += launches
+        found[name[:_MAX_NAME]] += launches
     return {name: launches / steps for name, launches in found.most_common() if launches}
 
 

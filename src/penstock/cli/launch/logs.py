@@ -23,7 +23,7 @@ minutes, 2 wrong usage
 """
 
 _POLL_S, _ASK_EVERY_S = 0.3, 5.0
-_MOST_SILENCE_S = 600.0
+_MAX_SILENCE_S = 600.0
 """Seconds without an answer of the engine, and without a new line, after which the job is not waited for."""
 
 
@@ -76,7 +76,7 @@ def _follow(log: "GrowingLog", folder: JobFolder) -> None:
                     return
                 heard_at = now
             except EngineUnreachable:  # as a controller that is busy for a while
-                if now - heard_at > _MOST_SILENCE_S:
+                if now - heard_at > _MAX_SILENCE_S:
                     raise
             asked_at = clock.monotonic()
         clock.sleep(_POLL_S)

@@ -11,7 +11,7 @@ from penstock.cli.streams import complain, explain
 from penstock.core import env
 from penstock.core.config import load_json
 from penstock.core.errors import PenstockError
-from penstock.launch.pods.failed import MOST_FAILED, FailedPods
+from penstock.launch.pods.failed import MAX_FAILED, FailedPods
 from penstock.launch.render.kubernetes import SPEC_FILE
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import EXIT_NO_PROGRESS, EXIT_UNFIT
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     is_first_exec = str(code_folder) not in sys.path  # below it starts again with it on PYTHONPATH
     if is_first_exec:  # count the pod only once
         failed = pods.begin(job)
-        if failed >= MOST_FAILED and (node == 0 or not spec.nodes.is_elastic):  # the others train without it
+        if failed >= MAX_FAILED and (node == 0 or not spec.nodes.is_elastic):  # the others train without it
             cause = f"{failed} pods of node {node} failed in a row without a new checkpoint: given up"
             folder.log_event("finish", node=node, cause=cause, code=EXIT_NO_PROGRESS)
             complain(f"{cause}. {unfit}".rstrip(". "))

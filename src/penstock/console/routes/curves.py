@@ -12,7 +12,7 @@ from penstock.obs.run_data.curves import Axis, as_json, last_value, sampled
 
 router = APIRouter(prefix="/api")
 
-_MOST_METRICS = 200
+_MAX_METRICS = 200
 
 
 @router.get("/runs/{run_id}/curves")
@@ -65,10 +65,10 @@ def _opened(request: Request, run_id: str, x: Axis) -> tuple[RunData, float]:
 
 def _names(metrics: str) -> list[str]:
     names = [*dict.fromkeys(listed_names(metrics))]
-    if len(names) > _MOST_METRICS:
+    if len(names) > _MAX_METRICS:
         raise UsageError(
             "Too many metrics for one request",
             got=len(names),
-            fix=f"Request at most {_MOST_METRICS} at a time.",
+            fix=f"Request at most {_MAX_METRICS} at a time.",
         )
     return names

@@ -19,19 +19,19 @@ from starlette.responses import Response, StreamingResponse
 from penstock.console.access import refusal
 from penstock.console.state import ConsoleState, console_of, run_of
 from penstock.console.workers.model_process import ModelProcess
-from penstock.console.workers.model_slot import MOST_CONTEXT, ModelKey
+from penstock.console.workers.model_slot import MAX_CONTEXT, ModelKey
 from penstock.core.errors import PenstockError
 from penstock.obs.run_data.discover import FoundRun
 
 router = APIRouter(prefix="/api")
 
-_MOST_MESSAGES = 200
-_MOST_CHARACTERS = 200_000
-_MOST_PROMPTS = 10
-_MOST_CHECKPOINTS = 8
+_MAX_MESSAGES = 200
+_MAX_CHARACTERS = 200_000
+_MAX_PROMPTS = 10
+_MAX_CHECKPOINTS = 8
 
 Reply = dict[str, Any]  # Any: JSON values
-Text = Annotated[str, StringConstraints(max_length=_MOST_CHARACTERS)]
+Text = Annotated[str, StringConstraints(max_length=_MAX_CHARACTERS)]
 
 
 class ChatMessage(BaseModel):
@@ -46,7 +46,7 @@ class ChatMessage(BaseModel):
 class _Asked(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    max_tokens: int = Field(default=256, ge=1, le=MOST_CONTEXT)
+    max_tokens: int = Field(default=256, ge=1, le=MAX_CONTEXT)
     temperature: float = Field(default=0.8, ge=0, le=2, allow_inf_nan=False)
 
 
@@ -58,7 +58,7 @@ class _Streamed(_Asked):
 class ChatAsked(_Streamed):
     """Conversation, as in OpenAI's API; the run's chat template is applied."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=_MOST_MESSAGES)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=_MAX_MESSAGES)
 
 
 class TextAsked(_Streamed):
@@ -72,9 +72,9 @@ class PromptsAsked(_Asked):
 
     mode: Literal["chat", "text"] = "chat"
     """chat: the run's chat template is applied; text: the prompt is continued as it is."""
-    steps: list[int] = Field(min_length=1, max_length=_MOST_CHECKPOINTS)
-    prompts: list[Annotated[str, StringConstraints(min_length=1, max_length=_MOST_CHARACTERS)]] = Field(
-        min_length=1, max_length=_MOST_PROMPTS
+    steps: list[int] = Field(min_length=1, max_length=_MAX_CHECKPOINTS)
+    prompts: list[Annotated[str, StringConstraints(min_length=1, max_length=_MAX_CHARACTERS)]] = Field(
+        min_length=1, max_length=_MAX_PROMPTS
     )
     temperature: float = Field(default=0.0, ge=0, le=2, allow_inf_nan=False)
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from penstock.console.access import refusal
 from penstock.console.state import ConsoleState, console_of, run_of
 from penstock.console.workers.model_process import ModelProcess
-from penstock.console.workers.model_slot import MOST_CONTEXT, ModelKey
+from penstock.console.workers.model_slot import MAX_CONTEXT, ModelKey
 from penstock.core.errors import UsageError
 from penstock.obs.run_data.discover import FoundRun
 from penstock.obs.run_data.step_rows import RowLosses, note_of, shown_rows
@@ -23,7 +23,7 @@ router = APIRouter(prefix="/api")
 
 Reply = dict[str, Any]  # Any: JSON values
 
-_MOST_ROWS, _FIRST_ROWS = 16, 4
+_MAX_ROWS, _FIRST_ROWS = 16, 4
 _PROMPTS_AT_ONCE = 128
 """Documents of one request to a model."""
 
@@ -34,7 +34,7 @@ class RowsWanted(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     offset: int = Field(default=0, ge=0, le=10**9)
-    limit: int = Field(default=1, ge=1, le=_MOST_ROWS)
+    limit: int = Field(default=1, ge=1, le=_MAX_ROWS)
 
 
 @router.get("/runs/{run_id}/rows/{step}")
@@ -43,7 +43,7 @@ def rows(
     run_id: str,
     step: int,
     offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
-    limit: Annotated[int, Query(ge=1, le=_MOST_ROWS)] = _FIRST_ROWS,
+    limit: Annotated[int, Query(ge=1, le=_MAX_ROWS)] = _FIRST_ROWS,
 ) -> Reply:
     """Return some rows of a step: documents, text, learned tokens, and losses that were computed before."""
     console, run = console_of(request), run_of(request, run_id)
@@ -71,7 +71,7 @@ def losses(request: Request, run_id: str, step: int, wanted: RowsWanted) -> Repl
     scored: list[RowLosses] = []
     if longest:
         key = ModelKey(run.folder, nearest, run.name)
-        with console.models.lent(key, context=max(longest + 1, MOST_CONTEXT)) as model:
+        with console.models.lent(key, context=max(longest + 1, MAX_CONTEXT)) as model:
             scored = [RowLosses(nearest, _losses_of(row, model)) for row in found["rows"]]
         console.losses.add((run.id, console.columns(run).generation), found, scored)
     return _reply(console, run, found, scored)

@@ -32,9 +32,9 @@ _ROWS_EVERY = 4
 """Looks for points between looks for rows."""
 _QUIET_LOOKS = 40
 """Looks without an event after which a comment is sent: proxies close idle streams."""
-_MOST_RUNS = 64
+_MAX_RUNS = 64
 """Eight windows with comparisons of eight runs."""
-_MOST_POINTS = 500
+_MAX_POINTS = 500
 """More at once are not a live curve: the page is told to fetch it."""
 _PARSE_S = 1.0
 
@@ -59,7 +59,7 @@ def _least(ids: Sequence[str], since: Sequence[str]) -> dict[str, Cursor | None]
     """
     found: dict[str, Cursor | None] = {}
     for run_id, text in zip_longest(ids, since[: len(ids)], fillvalue=""):
-        if run_id not in found and len(found) == _MOST_RUNS:
+        if run_id not in found and len(found) == _MAX_RUNS:
             continue
         cursors = [Cursor.parsed(text) if text else None, found.get(run_id)]
         found[run_id] = min((cursor for cursor in cursors if cursor is not None), default=None)
@@ -119,7 +119,7 @@ class _Watched:
         before = self._sent or now
         new = {table: number - before.rows[table] for table, number in now.rows.items()}
         found: News = []
-        if now.generation != before.generation or min(new.values()) < 0 or sum(new.values()) > _MOST_POINTS:
+        if now.generation != before.generation or min(new.values()) < 0 or sum(new.values()) > _MAX_POINTS:
             found.append(("reset", {"run": self._id, "generation": now.generation}))
         elif now != before:
             price = self._console.summaries.price(run)

@@ -15,7 +15,7 @@ router = APIRouter(prefix="/api")
 
 _NAME = re.compile(r"(trace|memory)-steps-\d{1,12}-to-\d{1,12}-rank-\d{5,6}\.(json\.gz|pickle)", re.ASCII)
 """Names that `penstock train` gives to traces; no other file is sent."""
-_MOST_LISTED = 200
+_MAX_LISTED = 200
 _READ_BYTES = 1 << 20
 
 
@@ -27,7 +27,7 @@ def traces(request: Request, run_id: str) -> dict[str, Any]:  # Any: JSON
     return {
         "traces": [
             {"name": name, "bytes": stamps[name].size, "time": stamps[name].modified_s}
-            for name in found[:_MOST_LISTED]
+            for name in found[:_MAX_LISTED]
         ],
         "num_traces": len(found),
     }

@@ -21,7 +21,7 @@ from penstock.core import env
 from penstock.core.errors import PenstockError
 
 IDLE_S = 300.0
-_MOST_SEQUENCES = 16
+_MAX_SEQUENCES = 16
 _END_S = 5.0
 """Seconds to end in, before it is killed."""
 
@@ -43,7 +43,7 @@ class ModelProcess:
         self.context = context
         self._key = secrets.token_hex(24)
         words = ["--checkpoint", step, "--port", 0, "--json", "--idle-s", IDLE_S, "--api-sampling"]
-        words += ["--device", "cpu", "--compile", "off", "--max-sequences", _MOST_SEQUENCES]
+        words += ["--device", "cpu", "--compile", "off", "--max-sequences", _MAX_SEQUENCES]
         words += ["--max-context", context, "--cache-gib", cache_bytes / 2**30]
         with tempfile.TemporaryFile() as errors:
             self._process = self._start([str(run), *map(str, words)], errors.fileno())

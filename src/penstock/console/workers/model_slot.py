@@ -20,7 +20,7 @@ from penstock.core import env
 from penstock.core.errors import PenstockError
 from penstock.core.units import mib
 
-MOST_CONTEXT = 4096
+MAX_CONTEXT = 4096
 """Tokens of a prompt and its answer together."""
 _CACHED_CONTEXTS = 4
 _BLOCK = 16
@@ -60,7 +60,7 @@ def opener(data: DataProcess) -> Opener:
     def open_model(key: ModelKey, *, context: int) -> ModelProcess:
         size = data.ask("model", key.run, step=key.step)
         context = min(size["context"], context)
-        cached = max(context, _CACHED_CONTEXTS * min(context, MOST_CONTEXT)) + _BLOCK
+        cached = max(context, _CACHED_CONTEXTS * min(context, MAX_CONTEXT)) + _BLOCK
         cache_bytes = size["token_bytes"] * cached
         needed, free = int(_RESERVE * size["weight_bytes"]) + cache_bytes, env.available_bytes()
         if needed > free:
@@ -103,7 +103,7 @@ class ModelSlot:
         return self._opening or (known.key if known is not None and known.model.is_alive else None)
 
     @contextmanager
-    def lent(self, key: ModelKey, *, context: int = MOST_CONTEXT) -> Iterator[ModelProcess]:
+    def lent(self, key: ModelKey, *, context: int = MAX_CONTEXT) -> Iterator[ModelProcess]:
         """Context manager: a model, opened if it is not open yet; several may use it at the same time.
 
         Args:

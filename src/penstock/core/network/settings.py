@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from penstock.core.network.nics import Nic, usable
 
 _MBIT_S_OF_A_STREAM = 10_000
-_MOST_THREADS = 4
+_MAX_THREADS = 4
 """Maximum of NCCL_SOCKET_NTHREADS, which costs cores; NCCL's guide recommends 4 for 100 Gbit/s."""
-_MOST_SOCKETS = 8
+_MAX_SOCKETS = 8
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that name interfaces."""
 
@@ -76,8 +76,8 @@ def _streams(chosen: Sequence[Nic]) -> list[Setting]:
     streams = math.ceil(speed / _MBIT_S_OF_A_STREAM)
     if streams <= 1:
         return []
-    threads = min(_MOST_THREADS, 2 ** round(math.log2(streams) / 2))
-    sockets = min(_MOST_SOCKETS, math.ceil(streams / threads))
+    threads = min(_MAX_THREADS, 2 ** round(math.log2(streams) / 2))
+    sockets = min(_MAX_SOCKETS, math.ceil(streams / threads))
     reason = f"{speed / 1000:g} Gbit/s is more than one TCP stream carries: {threads} x {sockets} streams"
     return [
         Setting(name="NCCL_SOCKET_NTHREADS", value=str(threads), reason=reason),

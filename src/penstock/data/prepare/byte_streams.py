@@ -17,7 +17,7 @@ else:
 
 CHUNK_BYTES = 2**20
 
-LEAST_ZSTD_LONG, ZSTD_LONG, MOST_ZSTD_LONG = 10, 27, 31
+MIN_ZSTD_LONG, ZSTD_LONG, MAX_ZSTD_LONG = 10, 27, 31
 """Largest window of zstd that is read, as a power of 2: at least, by default (128 MiB), at most (2 GiB)."""
 
 BROKEN_STREAM = (OSError, EOFError, zlib.error, zstd.ZstdError, pa.ArrowException)
@@ -67,8 +67,8 @@ class _ZstdFile:
             if "too much memory" not in str(error):
                 raise
             remedy = (
-                f"give --zstd-long {MOST_ZSTD_LONG}, which takes up to 2 GiB of memory"
-                if self._long < MOST_ZSTD_LONG
+                f"give --zstd-long {MAX_ZSTD_LONG}, which takes up to 2 GiB of memory"
+                if self._long < MAX_ZSTD_LONG
                 else "compress it again with a smaller window"
             )
             raise zstd.ZstdError(

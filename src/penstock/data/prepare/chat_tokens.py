@@ -41,7 +41,7 @@ character is a token, so about 3 GiB at 8 MiB."""
 _TOLD_BYTES = 2 * 2**20
 _BATCH_BYTES = 2**20
 _BATCH_RECORDS = 512
-_MOST_PROCESSES = 8
+_MAX_PROCESSES = 8
 _SYSTEM = {"role": "system", "content": "Be brief."}
 _TWO_TURNS = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello."}]
 
@@ -97,7 +97,7 @@ class ChatEncoder:
     ) -> None:
         self._tokenizer, self._rules = tokenizer, rules
         self._declared = tuple(template.variables.values())
-        self._num = num_processes or min(num_cores(), _MOST_PROCESSES)
+        self._num = num_processes or min(num_cores(), _MAX_PROCESSES)
         self._processes = [
             TemplateProcess(template, control=tokenizer.control_names) for _ in range(self._num)
         ]

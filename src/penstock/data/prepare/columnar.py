@@ -18,7 +18,7 @@ from penstock.core.arrays import Bytes
 from penstock.core.packages import Package
 from penstock.data.formats.choice import text_columns
 from penstock.data.formats.mds_layout import Damaged, extents, header, text_columns_of
-from penstock.data.prepare.byte_streams import BROKEN_STREAM, MOST_ZSTD_LONG, as_utf8, chunks, open_stream
+from penstock.data.prepare.byte_streams import BROKEN_STREAM, MAX_ZSTD_LONG, as_utf8, chunks, open_stream
 from penstock.data.prepare.csv_rows import BrokenCsv, csv_rows
 from penstock.data.prepare.plan import Kind
 
@@ -78,7 +78,7 @@ def columns_of(path: str, kind: Kind) -> TableColumns:
 
 def _columns_of_csv(path: str) -> TableColumns:
     with open(path, "rb") as file:  # noqa: PTH123  streams close what they read from
-        pieces = as_utf8(chunks(open_stream(path, file, MOST_ZSTD_LONG)))
+        pieces = as_utf8(chunks(open_stream(path, file, MAX_ZSTD_LONG)))
         names = next(csv_rows(pieces, tabs=is_tsv(path), limit=2**20))
     return TableColumns(kinds=dict.fromkeys(names, "text"), texts=names)
 

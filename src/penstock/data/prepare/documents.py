@@ -76,7 +76,7 @@ TOO_LONG: Final = "too_long"
 NOT_ERRORS = (EMPTY, TOO_LONG)
 """Kinds of rejections that are counted and listed, but tolerated."""
 
-_LEAST_CSV_BOUND = 2**24
+_MIN_CSV_BOUND = 2**24
 """Characters of a line or value of CSV that are always read, so that a row too large is refused alone."""
 _BLANK = re.compile(r"[ \t\n\r]*")
 _INTEGER = re.compile(r"u?int\d*")
@@ -426,7 +426,7 @@ def _read_csv(file: InputFile, handle: BinaryIO, options: ReadOptions, start: in
     index, limit, column = -1, options.max_document_bytes, options.text_column
     try:
         pieces = as_utf8(chunks(open_stream(file.path, handle, options.zstd_long)))
-        rows = csv_rows(pieces, tabs=is_tsv(file.path), limit=max(4 * limit, _LEAST_CSV_BOUND))
+        rows = csv_rows(pieces, tabs=is_tsv(file.path), limit=max(4 * limit, _MIN_CSV_BOUND))
         names = next(rows)
         columns = TableColumns(kinds=dict.fromkeys(names, "text"), texts=names)
         if not options.chat and (problem := _lacking(columns, column)):

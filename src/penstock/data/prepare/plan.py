@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from penstock.core.errors import CorpusError, UsageError, nearest
 from penstock.core.files import write_atomic
 from penstock.core.units import Count
-from penstock.data.prepare.byte_streams import LEAST_ZSTD_LONG, MOST_ZSTD_LONG, ZSTD_LONG
+from penstock.data.prepare.byte_streams import MIN_ZSTD_LONG, MAX_ZSTD_LONG, ZSTD_LONG
 from penstock.data.prepare.chat_records import FIELDS
 from penstock.data.prepare.html import HtmlRule
 from penstock.text.tokenizer import MAX_IDS, MIN_VOCAB
@@ -210,9 +210,9 @@ class PrepareConfig:
             raise UsageError("--train-tokenizer is too large", got=f"{self.train_tokenizer:,}", fix=fix)
         if self.html not in get_args(HtmlRule):
             raise UsageError("--html must be extract or keep", got=self.html)
-        if not LEAST_ZSTD_LONG <= self.zstd_long <= MOST_ZSTD_LONG:
+        if not MIN_ZSTD_LONG <= self.zstd_long <= MAX_ZSTD_LONG:
             raise UsageError(
-                f"--zstd-long must be from {LEAST_ZSTD_LONG} to {MOST_ZSTD_LONG}",
+                f"--zstd-long must be from {MIN_ZSTD_LONG} to {MAX_ZSTD_LONG}",
                 got=self.zstd_long,
                 fix="zstd -lv FILE shows the window of a file.",
             )

@@ -17,7 +17,7 @@ from penstock.core.arrays import Int64
 from penstock.core.checks import at_least, check_table
 from penstock.core.errors import ConfigError, UsageError
 from penstock.data.schedule.mixture import slots_from
-from penstock.data.types import MOST_LENGTH, MOST_ROWS, MOST_SAMPLES
+from penstock.data.types import MAX_LENGTH, MAX_ROWS, MAX_SAMPLES
 
 T = TypeVar("T")
 E = TypeVar("E", bound=tuple[Any, ...])  # Any: step, then what an entry holds
@@ -103,14 +103,14 @@ class ChangeLog:
     def samples_in(self, steps: range) -> Int64:
         """Return the sample ids of consecutive steps, concatenated; raises as `samples_of` does."""
         first, past = steps.start, steps.stop
-        if not 0 <= first < past <= MOST_SAMPLES or (stop := self.consumed_before(past)) > MOST_SAMPLES:
+        if not 0 <= first < past <= MAX_SAMPLES or (stop := self.consumed_before(past)) > MAX_SAMPLES:
             raise UsageError("A step must be zero or more, and within 2^62 samples", got=past - 1)
         return self._ids(np.arange(self.consumed_before(first), stop, dtype=np.int64))
 
     def steps_alike(self, step: int, *, most: int) -> range:
         """Return the range of at most `most` steps from `step` on that have the same settings."""
         changes = [*self.change_steps(), *(start for start, _ in self.batch), step + most]
-        fit = (MOST_SAMPLES - self.consumed_before(step)) // self.batch_size_at(step)
+        fit = (MAX_SAMPLES - self.consumed_before(step)) // self.batch_size_at(step)
         return range(step, min(min(change for change in changes if change > step), step + max(1, fit)))
 
     def first_sample(self, step: int) -> int:
@@ -279,12 +279,10 @@ def checked(schedule: Sequence[Change], names: Sequence[str]) -> tuple[Change, .
             weights=None
             if change.weights is None
             else check_table("weights", change.weights, example="{'web': 1}"),
-            global_batch_size=None
-            if size is None
-            else at_least(1, "global_batch_size", size, most=MOST_ROWS),
+            global_batch_size=None if size is None else at_least(1, "global_batch_size", size, most=MAX_ROWS),
             sequence_length=None
             if length is None
-            else at_least(2, "sequence_length", length, most=MOST_LENGTH),
+            else at_least(2, "sequence_length", length, most=MAX_LENGTH),
         )
         if plain.weights is not None:
             slots_from(plain.weights, names)

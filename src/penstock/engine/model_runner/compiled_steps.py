@@ -40,10 +40,10 @@ from penstock.nn.kernels.pages import PagedStep
 
 log = logging.getLogger(__name__)
 
-_MOST_PROGRAMS = 256
+_MAX_PROGRAMS = 256
 """Recompile limit for all engines of a process; torch's default is 8."""
 
-_MOST_TOKENS = 2048
+_MAX_TOKENS = 2048
 """Largest number of tokens of a program. Larger steps run uncompiled: a program would save little there."""
 
 _ANY_TOKENS = (512, 48, 8)
@@ -80,7 +80,7 @@ def program_sizes(*, max_sequences: int, max_tokens: int) -> list[int]:
     >>> program_sizes(max_sequences=3, max_tokens=20)
     [1, 2, 3, 4, 8, 16, 20]
     """
-    most = min(max_tokens, _MOST_TOKENS)
+    most = min(max_tokens, _MAX_TOKENS)
     return sorted({*sizes_up_to(min(max_sequences, most)), *sizes_up_to(most)})
 
 
@@ -168,7 +168,7 @@ class CompiledSteps:
         started = monotonic()
         log.info(Event("compiling", "Compiling the blocks, once: later starts read the programs"))
         set_compiled_programs(cache_folder() / "compiled", given=False)
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_PROGRAMS)
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MAX_PROGRAMS)
         for size in self._sizes:
             if self._stop.is_set():
                 return

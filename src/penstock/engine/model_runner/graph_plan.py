@@ -17,7 +17,7 @@ WORKSPACE_BYTES = 2**25
 """Workspace of cuBLAS, which torch allocates for the recording stream: 32 MiB on an H100."""
 _ROW_BYTES = 3 * 8 + 2 * 8 + 5 * 8 + 4
 """Bytes of a sequence in the upload: ids and places, positions and slots, settings, length."""
-_SPLIT, _MOST_PARTS = 256, 64  # of attention to single tokens: nn/kernels/paged_triton.py
+_SPLIT, _MAX_PARTS = 256, 64  # of attention to single tokens: nn/kernels/paged_triton.py
 _BINS = 2048  # of a radix select: sampling/draw_triton.py
 
 
@@ -120,6 +120,6 @@ def _step_bytes(model: LlamaConfig, sequences: int, *, context: int, number_byte
     kv_heads = model.key_value_heads * model.size_of_head
     # residual stream, its norm and a sum; queries, keys, values and their attention; gate, up and product
     numbers = 3 * model.hidden_size + 3 * heads + 2 * kv_heads + 3 * model.intermediate_size
-    parts = min(_MOST_PARTS, -(-context // _SPLIT))
+    parts = min(_MAX_PARTS, -(-context // _SPLIT))
     attended = parts * (heads + model.num_attention_heads) * 4
     return sequences * ((numbers + model.vocab_size) * number_bytes + attended + 8 * _BINS)

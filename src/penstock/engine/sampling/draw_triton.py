@@ -33,7 +33,7 @@ STAGES = tl.constexpr(5)
 _INFINITE, _NEVER = tl.constexpr(0xFF800000), tl.constexpr(0x007FFFFF)  # the keys of inf and -inf
 _BINS = 2048
 _WARPS, _WARPS_OF_PART = 16, 4
-_PROGRAMS, _MOST_PARTS = 1024, 32
+_PROGRAMS, _MAX_PARTS = 1024, 32
 """Parts of rows that fill a GPU, and the most of a row."""
 
 
@@ -68,13 +68,13 @@ def draw(
 def _draw_greedy(logits: Tensor, tokens: Tensor) -> None:
     rows, vocab = logits.shape
     num_blocks = triton.cdiv(vocab, BLOCK)
-    blocks = triton.cdiv(num_blocks, max(1, min(_MOST_PARTS, _PROGRAMS // rows)))  # of a part
+    blocks = triton.cdiv(num_blocks, max(1, min(_MAX_PARTS, _PROGRAMS // rows)))  # of a part
     num_parts = triton.cdiv(num_blocks, blocks)
     found = torch.empty(rows, num_parts, dtype=torch.int64, device=logits.device)
     _largest_of_parts[(rows, num_parts)](
         logits, logits.stride(0), vocab, blocks, found, BLOCK=BLOCK, num_warps=_WARPS_OF_PART
     )
-    _largest[(rows,)](found, num_parts, tokens, PARTS=_MOST_PARTS, num_warps=1)
+    _largest[(rows,)](found, num_parts, tokens, PARTS=_MAX_PARTS, num_warps=1)
 
 
 # one program for any number of rows: none is compiled in mid-service

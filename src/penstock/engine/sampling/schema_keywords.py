@@ -30,7 +30,7 @@ _OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _ONE = ("additionalProperties", "items")
 _DIALECT = re.compile(r"https?://json-schema\.org/(?:(draft-0[3-7])|(draft/20\d\d-\d\d))/schema#?")
-_MOST_REFERENCES = 32
+_MAX_REFERENCES = 32
 """References that are followed one after the other."""
 _EVALUATE = (
     "anyOf",
@@ -144,7 +144,7 @@ def _at(schema: Schema, pointer: str) -> Schema:
 
 def _resolved(schema: Schema, *, root: Mapping[str, Any]) -> Schema:
     """Return a schema with the keywords of what it refers to, which its values match too."""
-    for _ in range(_MOST_REFERENCES):
+    for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, dict):
             return schema
         rest, parts = dict(schema), []

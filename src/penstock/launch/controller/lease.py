@@ -26,7 +26,7 @@ _API, _KIND = "coordination.k8s.io/v1", "Lease"
 _SHARE_LED = 0.8
 _AGAIN_AFTER = 1 / 20
 """Share of the duration to wait after a renewal that failed."""
-_MOST_CONFLICTS = 3
+_MAX_CONFLICTS = 3
 _log = logging.getLogger("penstock.operator")
 
 
@@ -82,7 +82,7 @@ class LeaderLease:
 
     def _take(self) -> bool:
         cluster = self._connect()
-        for _ in range(_MOST_CONFLICTS):
+        for _ in range(_MAX_CONFLICTS):
             found = cluster.get(_API, _KIND, NAME)
             if found is None:
                 is_written = cluster.create(self._object({}, {}))
@@ -95,7 +95,7 @@ class LeaderLease:
                 return True
             # Written in between: by another replica, or by a request of ours that was given up.
         raise PenstockError(
-            f"Lease {NAME} was written by others {_MOST_CONFLICTS} times in a row",
+            f"Lease {NAME} was written by others {_MAX_CONFLICTS} times in a row",
             fix="Look for another operator that uses it.",
         )
 

@@ -12,7 +12,7 @@ from penstock.obs.metric_names import training_metric
 _ANSWER_S = 1.0
 _ALL_S = 3.0
 """All pods of a run answer within this time, or are not asked: other runs wait."""
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _FIELDS = {
     "step": training_metric("step"),
     "loss": training_metric("loss"),
@@ -60,7 +60,7 @@ def _page(address: str, port: int, end: float) -> str:
     with socket.create_connection((address, port), timeout=_until(end)) as pod:
         pod.sendall(b"GET /metrics HTTP/1.0\r\nHost: metrics\r\n\r\n")
         found = bytearray()
-        while len(found) < _MOST_BYTES:
+        while len(found) < _MAX_BYTES:
             pod.settimeout(_until(end))
             if not (more := pod.recv(1 << 16)):
                 break

@@ -43,7 +43,7 @@ Object = dict[str, Any]  # Any: JSON
 GROUP, KIND = "penstock.dev", "TrainingRun"
 API = f"{GROUP}/v1alpha1"
 _DIGEST, _NODES, _START = f"{GROUP}/digest", f"{GROUP}/nodes", f"{GROUP}/start"
-_MOST_CHARACTERS = 500
+_MAX_CHARACTERS = 500
 _COMPLAINT = "penstock: "
 """Beginning of the paragraph, of several lines, with which a pod ends."""
 _log = logging.getLogger("penstock.operator")
@@ -184,7 +184,7 @@ class Reconciler:
         """Write the status, if it is another."""
         status = {
             "phase": decision.phase.value,
-            "message": decision.cause[:_MOST_CHARACTERS],
+            "message": decision.cause[:_MAX_CHARACTERS],
             "nodes": sum(pod.trains for pod in seen.pods),
             "wantedNodes": seen.nodes or (seen.job.nodes if seen.job else ""),
             "observedGeneration": run["metadata"].get("generation", 0),
@@ -199,7 +199,7 @@ class Reconciler:
 
     def _tell(self, run: Mapping[str, Any], decision: RunDecision, seen: RunSeen, start: int) -> None:
         status = run.get("status") or {}
-        is_told = decision.cause[:_MOST_CHARACTERS] == status.get("message")
+        is_told = decision.cause[:_MAX_CHARACTERS] == status.get("message")
         if seen.invalid and seen.invalid in decision.cause and not is_told:
             self._event(run, RunPhase.INVALID.value, decision.cause, start, is_warning=True)
         if decision.act not in (RunAction.NOTHING, RunAction.RELEASE):
@@ -230,7 +230,7 @@ class Reconciler:
                 },
                 "type": "Warning" if is_warning else "Normal",
                 "reason": reason,
-                "message": message[:_MOST_CHARACTERS],
+                "message": message[:_MAX_CHARACTERS],
                 "source": {"component": "penstock-operator"},
                 "firstTimestamp": now,
                 "lastTimestamp": now,

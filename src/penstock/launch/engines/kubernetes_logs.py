@@ -28,12 +28,12 @@ from penstock.launch.render.pod_template import labels_of
 
 _ENDED = ("Succeeded", "Failed")
 _POLL_PODS_S = 2.0
-_MOST_SILENCE_S = 600.0
+_MAX_SILENCE_S = 600.0
 """Seconds without an answer of the cluster after which the job is not waited for."""
 _LAST_LINES_S = 30.0
 """Longest silence of a log after the end of its job; a node that is gone leaves one open for ever."""
 _NONE = (datetime.min.replace(tzinfo=UTC), 0)
-_MOST_WAITING = 10_000
+_MAX_WAITING = 10_000
 """Lines that were read and not printed yet; readers wait when there are more."""
 
 
@@ -120,7 +120,7 @@ def followed(
         try:
             now = started()
         except EngineUnreachable:  # as an API server that is replaced
-            if clock.monotonic() - answered_at > _MOST_SILENCE_S:
+            if clock.monotonic() - answered_at > _MAX_SILENCE_S:
                 raise
             yield from readers.lines_for(pause_s)
             continue
@@ -146,7 +146,7 @@ class _LogReaders:
 
     def __init__(self, read: Callable[[str], Iterator[LogLine]]) -> None:
         self._read = read
-        self._found: Queue[str | BaseException | _PodRead] = Queue(_MOST_WAITING)
+        self._found: Queue[str | BaseException | _PodRead] = Queue(_MAX_WAITING)
         self._open: set[str] = set()
         self._whole: set[str] = set()
         """Pods that were read to their end."""

@@ -14,7 +14,7 @@ from penstock.launch.spec import RunSpec, needed_grace
 
 _UNLIMITED = 0
 _KILLING_MODES = ("REQUEUE", "CANCEL")
-_LEAST_KILL_WAIT_S = 5.0
+_MIN_KILL_WAIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ def partitions_of(shown: str, config: str) -> list[Partition]:
     rows = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in shown.splitlines()]
     rows = [row for row in rows if "PartitionName" in row]
     by_partition = _setting("PreemptType", config).endswith("partition_prio")
-    kill_wait_s = max(_number(_setting("KillWait", config)), _LEAST_KILL_WAIT_S)
+    kill_wait_s = max(_number(_setting("KillWait", config)), _MIN_KILL_WAIT_S)
     top = max((_number(row.get("PriorityTier", "")) for row in rows), default=0)
     found = []
     for row in rows:

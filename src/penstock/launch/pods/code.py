@@ -22,7 +22,7 @@ CONFIG_MAP_BYTES = 2**20
 """Most bytes of a ConfigMap, by the API server's check."""
 _HEADROOM = 4096
 _SKIPPED = ("__pycache__", "node_modules", "build", "dist", "runs")
-_MOST_BYTES = 2**28
+_MAX_BYTES = 2**28
 
 
 def packed(folder: Path) -> bytes:
@@ -39,9 +39,9 @@ def packed(folder: Path) -> bytes:
         for path in _files(folder):
             content = path.read_bytes()
             total += len(content)
-            if total > _MOST_BYTES:
+            if total > _MAX_BYTES:
                 raise UsageError(
-                    f"The folder of --code holds more than {mib(_MOST_BYTES)}",
+                    f"The folder of --code holds more than {mib(_MAX_BYTES)}",
                     got=str(folder),
                     fix="Give the folder of the sources alone; data and weights belong in a volume.",
                 )

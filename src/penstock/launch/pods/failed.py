@@ -16,7 +16,7 @@ from penstock.core.files import write_json
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED
 
-MOST_FAILED = 6
+MAX_FAILED = 6
 """Pods of a node in a row that fail without a new checkpoint. With Kubernetes' back-off that is ten minutes,
 in which an operator can exclude the node."""
 

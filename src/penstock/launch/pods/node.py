@@ -58,7 +58,7 @@ _PAST_EVENTS = 100
 _LINGER_S = 3.0
 """Seconds for which the server outlives the first pod's ranks, so that the others read how the run ended."""
 _POLL_S = 0.2
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 
 
 def store_port(namespace: str, name: str) -> int:
@@ -285,9 +285,9 @@ def new_lines(log: Path, at: int, *, is_last: bool) -> bytes:
     """
     with log.open("rb") as file:
         file.seek(at)
-        found = file.read(_MOST_BYTES)
+        found = file.read(_MAX_BYTES)
     whole = found[: found.rfind(b"\n") + 1]
-    return found if not whole and (is_last or len(found) == _MOST_BYTES) else whole
+    return found if not whole and (is_last or len(found) == _MAX_BYTES) else whole
 
 
 class _RunPrinter:

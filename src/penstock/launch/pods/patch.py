@@ -24,7 +24,7 @@ Object = dict[str, Any]  # Any: JSON
 QUANTITY = r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]i?|Ki)?"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-_MOST_CHARACTERS, _MOST_ENTRIES, _MOST_TEXT = 16 << 10, 64, 1024
+_MAX_CHARACTERS, _MAX_ENTRIES, _MAX_TEXT = 16 << 10, 64, 1024
 _HARMLESS = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict",
     "karpenter.sh/do-not-disrupt",
@@ -52,7 +52,7 @@ class _Table:
     value: _Value
 
 
-def _matching(pattern: str, says: str, longest: int = _MOST_TEXT) -> _Value:
+def _matching(pattern: str, says: str, longest: int = _MAX_TEXT) -> _Value:
     known = re.compile(pattern)
     return _Value(
         says, lambda value: isinstance(value, str) and len(value) <= longest and bool(known.fullmatch(value))
@@ -89,7 +89,7 @@ def _is_open_key(value: Any) -> bool:  # Any: JSON
 _KEY = _matching(f"({PREFIX})?{NAME}", "the key of a label", 317)
 _OPEN_KEY = _Value("keys without a dot and a slash, and a few more: see PENSTOCK_POD_KEYS", _is_open_key)
 _TEXT = _matching(
-    r"[^\x00-\x08\x0b-\x1f\x7f]*", f"a text of at most {_MOST_TEXT:,} characters, in quotes if it is a number"
+    r"[^\x00-\x08\x0b-\x1f\x7f]*", f"a text of at most {_MAX_TEXT:,} characters, in quotes if it is a number"
 )
 _LABEL = _matching(
     f"({NAME})?", "the value of a label: at most 63 letters, digits, - _ and ., in quotes if it is a number"
@@ -168,8 +168,8 @@ def read_patch(text: str) -> Object:
     """
     if not text:
         return {}
-    if len(text) > _MOST_CHARACTERS:
-        raise UsageError(f"--pod-patch takes at most {_MOST_CHARACTERS:,} characters", got=len(text))
+    if len(text) > _MAX_CHARACTERS:
+        raise UsageError(f"--pod-patch takes at most {_MAX_CHARACTERS:,} characters", got=len(text))
     found = parse_json(text.encode(errors="replace"), name="The patch of the pods")
     _check(found, _FIELDS, "")
     containers = (found.get("spec") or {}).get("containers") or []
@@ -193,8 +193,8 @@ def _check(value: Any, rule: Any, path: str) -> None:  # Any: JSON; a part of _F
             raise _refused(path, f"it takes {rule.says}", value)
         return
     kind, what = (list, "a list") if isinstance(rule, list) else (dict, "a table")
-    if not isinstance(value, kind) or not 0 < len(value) <= _MOST_ENTRIES:
-        raise _refused(path or "the file", f"it takes {what} with 1 to {_MOST_ENTRIES} entries", value)
+    if not isinstance(value, kind) or not 0 < len(value) <= _MAX_ENTRIES:
+        raise _refused(path or "the file", f"it takes {what} with 1 to {_MAX_ENTRIES} entries", value)
     if isinstance(value, list):
         for index, one in enumerate(value):
             _check(one, rule[0], f"{path}[{index}]")

@@ -21,7 +21,7 @@ from penstock.core.errors import UsageError
 from penstock.core.network.settings import Setting
 from penstock.launch.local import EXIT_STOPPED
 from penstock.launch.pod_networks import Attachment
-from penstock.launch.pods.failed import MOST_FAILED
+from penstock.launch.pods.failed import MAX_FAILED
 from penstock.launch.pods.pod import PodSpec
 from penstock.launch.render.pod_template import CONFIG, CONTAINER, Object, labels_of, pod_template
 from penstock.launch.spec import RunSpec
@@ -206,7 +206,7 @@ def settings_of_jobset(spec: RunSpec) -> list[Setting]:
         Setting(
             name="backoffLimit",
             value=str(_most_failures(spec)),
-            reason=f"far: {MOST_FAILED} pods of a node that fail without a new checkpoint end the run",
+            reason=f"far: {MAX_FAILED} pods of a node that fail without a new checkpoint end the run",
         ),
         Setting(
             name="podReplacementPolicy", value="Failed", reason="no two pods of one node at the same time"

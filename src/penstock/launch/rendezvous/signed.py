@@ -20,9 +20,9 @@ from penstock.core.errors import PenstockError, UsageError
 MAGIC = b"penstock rendezvous 1\n"
 NONCE_BYTES = CODE_BYTES = 32
 HEAD_BYTES = 4 + CODE_BYTES
-MOST_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 """Bytes of one message at most."""
-_LEAST_CHARACTERS = 32
+_MIN_CHARACTERS = 32
 
 
 class NotSigned(PenstockError):
@@ -40,9 +40,9 @@ def check_key(key: str, *, name: str) -> str:
     Raises:
         UsageError: it is not; `name` is the variable that holds it.
     """
-    if len(key) < _LEAST_CHARACTERS:
+    if len(key) < _MIN_CHARACTERS:
         raise UsageError(
-            f"The key in {name} has {len(key)} characters, and needs {_LEAST_CHARACTERS}",
+            f"The key in {name} has {len(key)} characters, and needs {_MIN_CHARACTERS}",
             fix=f"Set it to the same random text on each machine: export {name}=$(openssl rand -hex 32).",
         )
     return key
@@ -104,7 +104,7 @@ class Session:
         Raises:
             NotSigned: more than any message has.
         """
-        if (found := int.from_bytes(head[:4])) > MOST_BYTES:
+        if (found := int.from_bytes(head[:4])) > MAX_BYTES:
             raise NotSigned("The peer announced a message that is too long")
         return found
 

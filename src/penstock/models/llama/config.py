@@ -80,7 +80,7 @@ class LlamaConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < inf:
                 raise ConfigError(f"{name} must be positive", got=value)
-        check_ceilings({name: getattr(self, name) for name in _MOST})
+        check_ceilings({name: getattr(self, name) for name in _MAX})
         self._check_heads()
         self._check_family()
 
@@ -285,13 +285,13 @@ class LlamaConfig:
 
 def check_ceilings(values: Mapping[str, object]) -> None:
     """Raise ConfigError for a size of a config, by the name of its field, that is above all models'."""
-    for name, most in _MOST.items():
+    for name, most in _MAX.items():
         value = values.get(name)
         if isinstance(value, int) and value > most:
             raise ConfigError(f"{name} can be at most {most:,}", got=value)
 
 
-_MOST = {
+_MAX = {
     "vocab_size": 2**24,
     "hidden_size": 2**20,
     "intermediate_size": 2**23,

@@ -86,7 +86,7 @@ class Paged:
 
 _WORTH_GATHERING = 128
 """Tokens of a share, on average, that make up for gathering its keys. Drafts have fewer."""
-_MOST_GATHERED = 2**16
+_MAX_GATHERED = 2**16
 """Most keys that are gathered, of all shares; `gathered_bytes` counts them."""
 
 
@@ -108,7 +108,7 @@ def gathered_bytes(
     """
     if "gathered" not in kernel:
         return 0
-    numbers = min(num_keys, _MOST_GATHERED) * kv_heads * head_dim
+    numbers = min(num_keys, _MAX_GATHERED) * kv_heads * head_dim
     codes = numbers if pages == torch.int8 else 0  # of keys, or of values, until they are widened
     return 2 * numbers * dtype.itemsize + codes
 
@@ -122,7 +122,7 @@ def _by_choice(
     if many == len(q_thd):
         return decode(q_thd, keys, values, step, **how)
     tokens, lengths = len(q_thd) - many, [length for *_, length in step.spans[many:]]
-    is_long = tokens >= _WORTH_GATHERING * len(lengths) and sum(lengths) <= _MOST_GATHERED
+    is_long = tokens >= _WORTH_GATHERING * len(lengths) and sum(lengths) <= _MAX_GATHERED
     attend = CANDIDATES[PROMPTS][step.kernels.get(PROMPTS, TRITON) if is_long else TRITON]
     if not many or attend is decode:
         return attend(q_thd, keys, values, step, **how)

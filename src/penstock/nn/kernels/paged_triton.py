@@ -23,7 +23,7 @@ from penstock.nn.kernels.pages import PagedStep, dim_of
 
 SPLIT = 256
 """Keys of a single token's context that one program attends to."""
-_MOST_PARTS = 64
+_MAX_PARTS = 64
 """Parts of a single token's context; longer contexts have parts of several SPLIT keys.
 
 A CUDA graph launches the parts of the widest block table for every token, and most of them end at once."""
@@ -106,7 +106,7 @@ def paged_attention(
     pages = [tensor.view(dtype) for dtype in views for tensor in (keys, values)]
     num_singles, num_shares = step.num_singles, len(step.lengths)
     if num_singles:
-        parts = min(_MOST_PARTS, triton.cdiv(step.block_tables.shape[1] * keys.shape[2], SPLIT))
+        parts = min(_MAX_PARTS, triton.cdiv(step.block_tables.shape[1] * keys.shape[2], SPLIT))
         weights = q_thd.new_empty(num_singles, q_thd.shape[1], parts, dtype=torch.float32)
         sums = q_thd.new_empty(*weights.shape, q_thd.shape[2], dtype=torch.float32)
         _attend[(num_singles, kv_heads, parts)](
@@ -311,7 +311,7 @@ def _odd(pairs, dtype: tl.constexpr):
 @triton.jit
 def _part_size(length, num_parts, SPLIT: tl.constexpr):
     """Return the keys of each part of a context: SPLIT, or a multiple of it. It depends on the length alone,
-    because there are fewer parts than SPLIT would make only where there are _MOST_PARTS."""
+    because there are fewer parts than SPLIT would make only where there are _MAX_PARTS."""
     return tl.cdiv(tl.cdiv(length, num_parts), SPLIT) * SPLIT
 
 

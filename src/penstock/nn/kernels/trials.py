@@ -23,7 +23,7 @@ from penstock.nn.triton_support import has_triton
 
 NEAR = {torch.float64: 1e-12, torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 """Largest error, of the largest value: roundings of weights, sums and results."""
-_MOST_TOKENS = 8192
+_MAX_TOKENS = 8192
 """Tokens that are timed: more take as long each."""
 _DOCUMENT = 0.22
 """Length of a timed document, as a share of the row."""
@@ -71,7 +71,7 @@ def attention_operations(
         windows: attention windows of the layers.
     """
     narrow = [window for window in windows if window is not None and window < length]
-    layouts = _layouts(max(1, min(rows, _MOST_TOKENS // length)), length, _DOCUMENT, min(narrow, default=0))
+    layouts = _layouts(max(1, min(rows, _MAX_TOKENS // length)), length, _DOCUMENT, min(narrow, default=0))
     trials = _layouts(2, 509, 0.41, 37)
     if len(narrow) == len(set(windows)):  # no layer sees whole rows or documents
         layouts = {choose.WINDOW: layouts[choose.WINDOW]}

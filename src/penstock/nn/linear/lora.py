@@ -35,7 +35,7 @@ from penstock.nn.new_rows import is_new_rows
 
 ADAPTER_PARAMETERS = ("lora_a", "lora_b", "magnitude")
 """Names of an adapter's parameters in its layer."""
-_LEAST_LENGTH = math.sqrt(torch.finfo(torch.float32).tiny)
+_MIN_LENGTH = math.sqrt(torch.finfo(torch.float32).tiny)
 """Of a row, for DoRA to divide by: one of zeros stays one of zeros."""
 
 
@@ -75,14 +75,14 @@ class Adapter:
         merged: Tensor = weight.float() + self.scale * (self.b.float() @ self.a.float())
         if self.magnitude is None:
             return merged
-        lengths = torch.linalg.vector_norm(merged, dim=1).clamp_(min=_LEAST_LENGTH)
+        lengths = torch.linalg.vector_norm(merged, dim=1).clamp_(min=_MIN_LENGTH)
         merged *= (self.magnitude.float() / lengths).unsqueeze(1)
         return merged
 
 
 def factors(magnitude: Tensor, squared_lengths: Tensor) -> Tensor:
     """Return DoRA's factors on a layer's outputs, [outputs], in the dtype of `magnitude`."""
-    lengths = squared_lengths.clamp_(min=_LEAST_LENGTH**2).sqrt_()
+    lengths = squared_lengths.clamp_(min=_MIN_LENGTH**2).sqrt_()
     return magnitude / lengths.to(magnitude.dtype)
 
 

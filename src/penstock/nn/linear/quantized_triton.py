@@ -35,7 +35,7 @@ _PROGRAMS = 128
 """Programs that fill a GPU."""
 _BYTES = 1024
 """Bytes of codes that a program writes out."""
-_MOST_FROM_REGISTERS = 16
+_MAX_FROM_REGISTERS = 16
 """Tokens up to which the matrix is the left factor."""
 
 
@@ -57,7 +57,7 @@ def linear_int8(
     """Return x times the matrix of codes and scales."""
     (num_outputs, num_inputs), tile = codes.shape, tile_of(len(x), len(codes), x.dtype, bits=8)
     out = x.new_empty(len(x), num_outputs)
-    kernel = _few_int8 if tile.tokens <= _MOST_FROM_REGISTERS else _many_int8
+    kernel = _few_int8 if tile.tokens <= _MAX_FROM_REGISTERS else _many_int8
     kernel[(triton.cdiv(num_outputs, tile.outputs),)](
         x.contiguous(), codes.view(torch.uint8), scales, out, len(x), num_outputs, num_inputs,
         TOKENS=tile.tokens, OUTPUTS=tile.outputs, INPUTS=tile.inputs,
@@ -75,7 +75,7 @@ def linear_int4(
     """Return x times the matrix of codes and scales; two codes a byte, stored by `rounding.to_halves`."""
     (num_outputs, num_groups), tile = scales.shape, tile_of(len(x), len(codes), x.dtype, bits=4)
     out = x.new_empty(len(x), num_outputs)
-    kernel = _few_int4 if tile.tokens <= _MOST_FROM_REGISTERS else _many_int4
+    kernel = _few_int4 if tile.tokens <= _MAX_FROM_REGISTERS else _many_int4
     kernel[(triton.cdiv(num_outputs, tile.outputs),)](
         x.contiguous(), codes, scales, out, len(x), num_outputs, num_groups,
         HALF=GROUP // 2, TOKENS=tile.tokens, OUTPUTS=tile.outputs, GROUPS=tile.inputs // GROUP,
@@ -114,7 +114,7 @@ def tile_of(num_tokens: int, num_outputs: int, dtype: torch.dtype, *, bits: int)
     """
     tokens = max(8, int(triton.next_power_of_2(num_tokens)))
     is_wide = dtype.itemsize > 2
-    if tokens <= _MOST_FROM_REGISTERS:
+    if tokens <= _MAX_FROM_REGISTERS:
         return Tile(16, 32, 64, 2, 3) if is_wide else Tile(tokens, 32, 256, 2, 4)
     if is_wide:
         return Tile(tokens, 32, 64, 4, 2)

@@ -37,12 +37,12 @@ jump do not change it."""
 SLOW_RATIO = 1.2
 """Ratio to the median rank's time from which a slow rank is reported: some rank is always the slowest."""
 
-_MOST_EVENTS = 10_000
+_MAX_EVENTS = 10_000
 """Newest events."""
-_MOST_SAMPLES = 256
-_MOST_SLOW = 1000
+_MAX_SAMPLES = 256
+_MAX_SLOW = 1000
 """Newest comparisons with a slow rank."""
-_MOST_COLUMNS = 4096
+_MAX_COLUMNS = 4096
 """Columns of a table; a damaged record may name any number of metrics."""
 _FEW_BYTES = 16 << 10
 """Lines that are parsed one by one sooner than together."""
@@ -103,7 +103,7 @@ class _Table:
     columns: dict[str, Float64] = field(default_factory=dict)
 
     def append(self, found: Mapping[str, Float64], number: int) -> None:
-        room, past = max(0, _MOST_COLUMNS - len(self.columns)), self.num_rows + number
+        room, past = max(0, _MAX_COLUMNS - len(self.columns)), self.num_rows + number
         for name in islice((name for name in found if name not in self.columns), room):
             self.columns[name] = np.empty(0)
         for name, column in self.columns.items():
@@ -302,7 +302,7 @@ class RunColumns:
         match record["event"]:
             case "samples":
                 self._samples = [*(each for each in self._samples if each[0] != step), (step, offset, length)]
-                if len(self._samples) > _MOST_SAMPLES:
+                if len(self._samples) > _MAX_SAMPLES:
                     self._samples = self._samples[::2]
                 return
             case "ranks":
@@ -322,14 +322,14 @@ class RunColumns:
             self._starts.append(record)
         if found is not None:
             self._events.append(found)
-            del self._events[:-_MOST_EVENTS]
+            del self._events[:-_MAX_EVENTS]
             self._num_events += 1
 
     def _add_slow_rank(self, record: Record, step: int) -> None:
         rank = record.get("slowest_rank")
         own_s, median_s = seconds(record.get("slowest_s")), seconds(record.get("median_s"))
         if type(rank) is int and own_s >= SLOW_RATIO * median_s > 0:
-            self._slow_ranks = [*self._slow_ranks, SlowRank(step, rank, own_s, median_s)][-_MOST_SLOW:]
+            self._slow_ranks = [*self._slow_ranks, SlowRank(step, rank, own_s, median_s)][-_MAX_SLOW:]
 
     def _flush(self) -> None:
         """Append the records that were read one by one to their tables."""

@@ -11,7 +11,7 @@ from penstock.obs.thin import Float64, Int64, largest_triangles
 Axis = Literal["step", "tokens", "time", "money"]
 AXES: tuple[Axis, ...] = ("step", "tokens", "time", "money")
 _COLUMNS: dict[Axis, str] = {"step": "step", "tokens": "tokens", "time": ELAPSED, "money": "device_hours"}
-_FEWEST_POINTS = 32
+_MIN_POINTS = 32
 
 
 class Curves(NamedTuple):
@@ -110,7 +110,7 @@ def _shares(metrics: list[str], points: int) -> dict[str, int]:
     if "loss" in weights:
         weights["loss"] = max(1, len(metrics) - 1)
     whole = sum(weights.values())
-    return {name: max(_FEWEST_POINTS, points * weight // whole) for name, weight in weights.items()}
+    return {name: max(_MIN_POINTS, points * weight // whole) for name, weight in weights.items()}
 
 
 def axis_of(columns: RunData, x: Axis, *, table: str = "steps", price: float = 0.0) -> Float64:

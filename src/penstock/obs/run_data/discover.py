@@ -29,7 +29,7 @@ _AGAIN_S = 2.0
 """Seconds after which folders are searched again."""
 _STORED_AGAIN_S = 60.0
 """The same for object stores: a search is one request per folder and run."""
-_MOST_WAIT_S = 1.0
+_MAX_WAIT_S = 1.0
 """Seconds for which a caller waits for stores that are searched again; then it gets what was found before."""
 _REQUESTS_AT_ONCE = 16
 _PATIENCE_S = 20.0
@@ -82,7 +82,7 @@ class RunFolders:
         Raises:
             CorpusError: an object store does not answer, and did not before.
         """
-        until = clock.monotonic() + _MOST_WAIT_S
+        until = clock.monotonic() + _MAX_WAIT_S
         for search in [started for store in self._stores if (started := store.begin()) is not None]:
             search.join(max(0.0, until - clock.monotonic()))
         stored = [named for store in self._stores for named in store.found]

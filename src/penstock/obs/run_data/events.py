@@ -17,7 +17,7 @@ _BLOCK = 64
 _DEVIATIONS = 10.0
 _LEAST = 0.2
 """Nats above the median below which nothing is a spike."""
-_MOST_SPIKES = 100
+_MAX_SPIKES = 100
 
 
 class RunEvent(TypedDict):
@@ -88,7 +88,7 @@ def spikes(steps: npt.NDArray[np.float64], loss: npt.NDArray[np.float64]) -> lis
     later = loss[_BLOCK:]
     norm = np.append(norm, np.full(max(0, len(later) - len(norm)), norm[-1]))[: len(later)]
     found = np.flatnonzero(later > norm) + _BLOCK
-    first = found[np.diff(found, prepend=-2) > 1][-_MOST_SPIKES:]  # of neighbours, the first
+    first = found[np.diff(found, prepend=-2) > 1][-_MAX_SPIKES:]  # of neighbours, the first
     return [RunEvent(step=int(steps[i]), time=None, kind="spike", text=f"loss {loss[i]:.3f}") for i in first]
 
 

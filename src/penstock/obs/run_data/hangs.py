@@ -18,15 +18,15 @@ from penstock.obs.metric_names import HANGS_FOLDER
 from penstock.obs.run_data.run_files import FileStamp, RunFiles
 from penstock.obs.sinks import Record
 
-MOST_FILE_BYTES = 4 << 20
+MAX_FILE_BYTES = 4 << 20
 """Of one rank's file, which has some tens of kilobytes."""
-_MOST_BYTES = 128 << 20
+_MAX_BYTES = 128 << 20
 """Of all files together."""
-_MOST_RANKS = 65_536
-_MOST_HANGS = 8
-_MOST_STACKS = 16
+_MAX_RANKS = 65_536
+_MAX_HANGS = 8
+_MAX_STACKS = 16
 """Ranks of a hang whose call stacks are kept."""
-_MOST_KNOWN = 4
+_MAX_KNOWN = 4
 """Runs whose hangs are kept."""
 _APART_S = 60.0
 _LATEST = 2.0**33
@@ -82,7 +82,7 @@ class RecentHangs:
         with self._lock:
             self._known[files.location] = of, reports
             self._known.move_to_end(files.location)
-            if len(self._known) > _MOST_KNOWN:
+            if len(self._known) > _MAX_KNOWN:
                 self._known.popitem(last=False)
         return reports
 
@@ -91,9 +91,9 @@ def _read(files: RunFiles, stamps: Mapping[str, FileStamp], starts: Sequence[Rec
     found: list[LastWords] = []
     unread: list[str] = []
     beyond: list[str] = []
-    left = _MOST_BYTES
+    left = _MAX_BYTES
     for name, stamp in sorted(stamps.items(), key=lambda each: -each[1].modified_s):
-        if left < stamp.size <= MOST_FILE_BYTES:
+        if left < stamp.size <= MAX_FILE_BYTES:
             beyond.append(name)
         elif (words := _words(files, name, stamp)) is None:
             unread.append(name)
@@ -111,7 +111,7 @@ def _read(files: RunFiles, stamps: Mapping[str, FileStamp], starts: Sequence[Rec
     texts = [_remains(words) for words in hangs[:-1]]
     texts += [_diagnosis(words, starts, unknown) for words in hangs[-1:]]
     return HangReports(
-        hangs=tuple(_hang(*each) for each in zip(hangs, texts, strict=True))[-_MOST_HANGS:],
+        hangs=tuple(_hang(*each) for each in zip(hangs, texts, strict=True))[-_MAX_HANGS:],
         unread=tuple(sorted(unread)),
         num_beyond=len(beyond),
     )
@@ -122,19 +122,19 @@ def _rank_of(name: str) -> int:
 
 
 def _words(files: RunFiles, name: str, stamp: FileStamp) -> LastWords | None:
-    if stamp.size > MOST_FILE_BYTES:
+    if stamp.size > MAX_FILE_BYTES:
         return None
     try:
         with files.open(f"{HANGS_FOLDER}/{name}") as file:
             words = read_words(file.read(stamp.size))
     except (OSError, ConfigError):
         return None
-    return words if 0 <= words.rank < _MOST_RANKS and 0 <= words.at < _LATEST else None
+    return words if 0 <= words.rank < _MAX_RANKS and 0 <= words.at < _LATEST else None
 
 
 def _hang(words: Sequence[LastWords], text: str) -> Hang:
     by_place = sorted(words, key=lambda each: (each.num_collectives, each.rank))
-    return Hang(at=words[0].at, text=text, num_ranks=len(words), words=tuple(by_place[:_MOST_STACKS]))
+    return Hang(at=words[0].at, text=text, num_ranks=len(words), words=tuple(by_place[:_MAX_STACKS]))
 
 
 def _diagnosis(words: Sequence[LastWords], starts: Sequence[Record], unread: Collection[int]) -> str:
@@ -156,6 +156,6 @@ def _ranks_at(starts: Sequence[Record], at: float) -> int:
         except (KeyError, TypeError, ValueError, OverflowError):
             continue
         ranks = start.get("ranks")
-        if is_before and type(ranks) is int and ranks <= _MOST_RANKS:
+        if is_before and type(ranks) is int and ranks <= _MAX_RANKS:
             known = ranks
     return known

@@ -18,7 +18,7 @@ from penstock.obs.thin import Float64
 
 _TABLE_METRICS = frozenset((*BY_CORPUS, *BY_TASK))
 _NUMBERS = {float, int}
-_MOST_STEPS = 2**53
+_MAX_STEPS = 2**53
 
 try:
     from pydantic_core import from_json
@@ -38,7 +38,7 @@ def parsed(line: bytes) -> Record | None:
         except (ValueError, RecursionError):
             return None
     step = record.get("step") if isinstance(record, dict) else None
-    return record if type(step) is int and abs(step) < _MOST_STEPS else None
+    return record if type(step) is int and abs(step) < _MAX_STEPS else None
 
 
 def columns_of_steps(content: bytes) -> dict[str, Float64] | None:
@@ -58,7 +58,7 @@ def columns_of_steps(content: bytes) -> dict[str, Float64] | None:
     if table.num_rows != content.count(b"\n") or table["step"].type != pa.int64():
         return None
     found = {name: _as_numbers(column) for name, column in _numeric(table)}
-    return found if np.abs(found["step"]).max(initial=0) < _MOST_STEPS else None
+    return found if np.abs(found["step"]).max(initial=0) < _MAX_STEPS else None
 
 
 def _numeric(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:

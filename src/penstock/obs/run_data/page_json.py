@@ -21,7 +21,7 @@ from penstock.obs.run_data.summary import Config, same_peak, setting, starts_of,
 
 Reply = dict[str, Any]  # Any: JSON values
 
-_MOST_UNREAD = 8
+_MAX_UNREAD = 8
 _OF_A_RANK = ("rank", "host", "step", "doing", "stacks")
 """What a page shows of the state of a rank that hung."""
 
@@ -108,7 +108,7 @@ def hangs_json(found: HangReports) -> Reply:
             }
             for hang in found.hangs
         ],
-        "unread": found.unread[:_MOST_UNREAD],
+        "unread": found.unread[:_MAX_UNREAD],
         "num_unread": len(found.unread),
         "num_beyond": found.num_beyond,
     }

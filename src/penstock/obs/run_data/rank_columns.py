@@ -22,15 +22,15 @@ from penstock.obs.metric_names import RANK_METRICS, RANKS_FILE
 from penstock.obs.run_data.run_files import RunFiles
 from penstock.obs.run_data.tail import LineBlock, Tail
 
-_MOST_RANKS = 65_536
+_MAX_RANKS = 65_536
 """Longer rows are damaged."""
 _VALUE_BYTES = 4
 _BLOCK_BYTES = 4 << 20
 """Twice the longest line; in blocks of 8 MiB parsing takes 1.3 to 2 times as long."""
-_MOST_STARTS = 256
-_MOST_PLACES = 65_536
+_MAX_STARTS = 256
+_MAX_PLACES = 65_536
 """Ranks of all starts together: where those of older starts ran is forgotten."""
-_MOST_CELLS = 4 << 20
+_MAX_CELLS = 4 << 20
 """Values of one table: of very many ranks there are fewer columns than were asked for."""
 _STEP = re.compile(rb'\{"step": (\d{1,15}), "steps": ')
 
@@ -129,7 +129,7 @@ class RankColumns:
         self._read = self._parsed(_Read() if block.is_restart else self._read, block)
 
     def table(
-        self, *, columns: int, first: float = 0, last: float = math.inf, cells: int = _MOST_CELLS
+        self, *, columns: int, first: float = 0, last: float = math.inf, cells: int = _MAX_CELLS
     ) -> RankTable:
         """Return the records of steps between `first` and `last`.
 
@@ -156,7 +156,7 @@ class RankColumns:
                 places = _extended(places, _places(line, first_row=read.num_rows + len(rows)))
             elif layout.has_values:
                 row = _decoded(content[begin + layout.first : begin + layout.last])
-                if row is not None and 0 < len(row) <= _VALUE_BYTES * _MOST_RANKS:
+                if row is not None and 0 < len(row) <= _VALUE_BYTES * _MAX_RANKS:
                     rows.append((int(step[1]), len(row) // _VALUE_BYTES))
                     found.append(row)
             begin += layout.length
@@ -265,7 +265,7 @@ def _places(line: bytes, *, first_row: int) -> RankPlaces | None:
         record = json.loads(line)
         hosts, devices = record["hosts"], record["devices"]
         nics = record.get("nics") or [""] * len(hosts)  # an older version wrote none
-        named = ([str(each) for each in names[:_MOST_RANKS]] for names in (hosts, devices, nics))
+        named = ([str(each) for each in names[:_MAX_RANKS]] for names in (hosts, devices, nics))
         found = RankPlaces(first_row, *named)
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
@@ -276,8 +276,8 @@ def _extended(places: tuple[RankPlaces, ...], new: RankPlaces | None) -> tuple[R
     """Return the places of the newest starts; a start whose ranks are where they were adds nothing."""
     if new is None or (places and replace(new, first_row=places[-1].first_row) == places[-1]):
         return places
-    kept = [*(each for each in places if each.first_row < new.first_row), new][-_MOST_STARTS:]
-    while sum(len(each.hosts) for each in kept) > _MOST_PLACES:
+    kept = [*(each for each in places if each.first_row < new.first_row), new][-_MAX_STARTS:]
+    while sum(len(each.hosts) for each in kept) > _MAX_PLACES:
         kept.pop(0)
     return tuple(kept)
 

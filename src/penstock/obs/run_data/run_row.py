@@ -30,7 +30,7 @@ RunState = Literal["training", "stopped", "finished", "failed", "stalled"]
 _HEAD_BYTES = 16 << 10
 _TAIL_BYTES = (16 << 10, 1 << 20, 16 << 20)
 """Tried in turn, until there is a step among them: sample answers are long lines."""
-_MOST_RECIPE_BYTES = 4 << 20
+_MAX_RECIPE_BYTES = 4 << 20
 _FRESH_S = 30.0
 _FRESH_STEPS = 5.0
 _FRESH_UPLOAD_S = 600.0
@@ -139,7 +139,7 @@ class Summaries:
             if stamp == known.recipe_stamp:
                 return
             recipe = {}
-            if stamp.size <= _MOST_RECIPE_BYTES:
+            if stamp.size <= _MAX_RECIPE_BYTES:
                 with files.open(RECIPE_FILE) as file:
                     recipe = json.loads(file.read(stamp.size))
             known.recipe_stamp = stamp

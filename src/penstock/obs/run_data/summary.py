@@ -26,9 +26,9 @@ _ALL_LEARNED = 0.97
 """Share of learned tokens from which all are: the last token of a row has no label."""
 _SAME_PEAK = 0.1
 """Maximum ratio of the measured peaks of one kind of hardware."""
-_MOST_STARTS = 200
-_MOST_SKIPPED = 50
-_FEWEST_STEPS = 5
+_MAX_STARTS = 200
+_MAX_SKIPPED = 50
+_MIN_STEPS = 5
 """Steps of the shortest mean at the end of a curve."""
 _HELD_OUT = (
     ("loss, nats per token", "corpus_validation_loss", "validation_loss"),
@@ -191,7 +191,7 @@ def _figures(data: RunData, config: Config, starts: Sequence[Start]) -> Iterator
     wanted = setting(config, "run.steps")
     of_all = f"of {wanted:,}, " if isinstance(wanted, int) else ""
     trained = f"{of_all}{duration(float(np.nansum(data.column('step_s'))))} of training"
-    window = min(max(_FEWEST_STEPS, len(loss) // 50 | 1), len(loss))
+    window = min(max(_MIN_STEPS, len(loss) // 50 | 1), len(loss))
     last = loss[-window:][np.isfinite(loss[-window:])]
     mean = f"{short(float(last.mean()))} over the last {window:,} steps" if len(last) else ""
     yield Figure("step", "steps", f"{step[-1]:,.0f}", trained)
@@ -317,8 +317,8 @@ def _traffic(data: RunData) -> SummaryTable:
 
 def _skipped(data: RunData) -> SummaryTable:
     skipped = [event for event in data.events if event["kind"] == "skip"]
-    shown = f", the last {_MOST_SKIPPED}" if len(skipped) > _MOST_SKIPPED else ""
-    rows = [(f"{event['step']:,}", event["text"]) for event in skipped[-_MOST_SKIPPED:]]
+    shown = f", the last {_MAX_SKIPPED}" if len(skipped) > _MAX_SKIPPED else ""
+    rows = [(f"{event['step']:,}", event["text"]) for event in skipped[-_MAX_SKIPPED:]]
     return SummaryTable(f"{plural(len(skipped), 'step')} not taken{shown}", ("step", "why"), rows)
 
 
@@ -387,9 +387,9 @@ def _starts(data: RunData, starts: Sequence[Start]) -> SummaryTable:
         "peak",
         "changed in the recipe",
     )
-    left_out = len(rows) - _MOST_STARTS
+    left_out = len(rows) - _MAX_STARTS
     note = f"The {left_out:,} starts before these are left out." if left_out > 0 else ""
-    return SummaryTable("Starts", head, rows[-_MOST_STARTS:], note)
+    return SummaryTable("Starts", head, rows[-_MAX_STARTS:], note)
 
 
 def _kernels(starts: Sequence[Start]) -> SummaryTable:

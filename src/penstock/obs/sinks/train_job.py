@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _EVERY_S = 10.0  # the Kubeflow SDK reports every 5 s at most
 _LAST_S = 5.0  # time for the last report when the run ends
 _PAUSE_S, _LONGEST_PAUSE_S = 10.0, 300.0  # after a failure, doubled at each further one
-_MOST_SECONDS = 2**31 - 1  # the field is an int32
+_MAX_SECONDS = 2**31 - 1  # the field is an int32
 _METRICS = {
     "loss": "loss",
     "tokens_per_s": "tokens_per_second",
@@ -58,7 +58,7 @@ def trainer_status(record: Record, *, steps: int, left_s: float | None, at: str)
     """
     status: dict[str, Any] = {"progressPercentage": min(100, 100 * record["step"] // steps)}
     if left_s is not None:
-        status["estimatedRemainingSeconds"] = min(math.ceil(left_s), _MOST_SECONDS)
+        status["estimatedRemainingSeconds"] = min(math.ceil(left_s), _MAX_SECONDS)
     status["metrics"] = [
         {
             "name": spelled,

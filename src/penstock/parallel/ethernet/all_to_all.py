@@ -20,7 +20,7 @@ from torch import Tensor
 
 from penstock.core.env import local_world_size
 
-MOST_RANKS = 32
+MAX_RANKS = 32
 """Largest group that uses messages: each rank has as many in flight; a ring has two."""
 
 
@@ -86,7 +86,7 @@ def can_gather(group: dist.ProcessGroup) -> bool:
 
 def can_exchange(group: dist.ProcessGroup) -> bool:
     """Return True if exchanges should use messages: they send the same as the collective."""
-    return group.size() <= MOST_RANKS and "gloo" in dist.get_backend(group)
+    return group.size() <= MAX_RANKS and "gloo" in dist.get_backend(group)
 
 
 def begin_messages(

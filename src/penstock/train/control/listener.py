@@ -28,7 +28,7 @@ from penstock.train.recipe.planned_changes import num_data_ranks
 
 log = logging.getLogger(__name__)
 
-_MOST_AT_ONCE = 64
+_MAX_AT_ONCE = 64
 _SETTLED_S = 2.0
 """Age in seconds below which a changed folder is listed again: its time stamp may hide a further change."""
 
@@ -152,7 +152,7 @@ class Control:
 
     def _waiting(self) -> list[int]:
         try:
-            return requests.open_requests(self._run)[:_MOST_AT_ONCE]
+            return requests.open_requests(self._run)[:_MAX_AT_ONCE]
         except OSError as error:
             log.warning(Event("requests_unread", "Requests cannot be read: {error}", error=error))
             return []

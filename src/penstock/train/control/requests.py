@@ -24,12 +24,12 @@ from penstock.core.errors import ConfigError, PenstockError, UsageError
 from penstock.core.files import is_locked, sync_directory, write_json
 
 CONTROL_FOLDER = "control"
-_MOST_BYTES = 64 * 1024
-_MOST_ANSWER_BYTES = 16 * 1024 * 1024
+_MAX_BYTES = 64 * 1024
+_MAX_ANSWER_BYTES = 16 * 1024 * 1024
 """Largest reply; it holds the weights of all corpora."""
-_MOST_REQUESTS = 10**9
+_MAX_REQUESTS = 10**9
 """Larger numbers are of nobody's requests; those after them would have names that are none."""
-_MOST_REASON = 500
+_MAX_REASON = 500
 _NAME = re.compile(r"(request|answer)-(\d{6,12})\.json(\.bad)?")
 
 
@@ -80,8 +80,8 @@ class ControlRequest:
         if self.skip_steps is not None and not 1 <= self.skip_steps[0] < self.skip_steps[1]:
             raise UsageError("skip_steps must be a step, 1 or more, and a later one", got=self.skip_steps)
         for name, text in (("reason", self.reason), ("name", self.asked_by)):
-            if len(text) > _MOST_REASON or not text.isprintable():
-                raise UsageError(f"A {name} must be one line of at most {_MOST_REASON} characters")
+            if len(text) > _MAX_REASON or not text.isprintable():
+                raise UsageError(f"A {name} must be one line of at most {_MAX_REASON} characters")
 
     @property
     def needs_job(self) -> bool:
@@ -196,7 +196,7 @@ def answer(run: Path, found: ControlReply) -> None:
 def read_answer(run: Path, number: int) -> ControlReply | None:
     """Return the reply to a request; None: not answered yet."""
     path = answer_file(run, number)
-    found = _read(path, most_bytes=_MOST_ANSWER_BYTES) if path.is_file() else None
+    found = _read(path, most_bytes=_MAX_ANSWER_BYTES) if path.is_file() else None
     return None if found is None else config.build(ControlReply, found)
 
 
@@ -232,13 +232,13 @@ def answer_file(run: Path, number: int) -> Path:
 def _numbers(folder: Path, kind: str, *, bad: bool = True) -> set[int]:
     matches = [match for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
     found = {int(match[2]) for match in matches if match[1] == kind and (bad or not match[3])}
-    return {number for number in found if number <= _MOST_REQUESTS}
+    return {number for number in found if number <= _MAX_REQUESTS}
 
 
 _ASK_AGAIN = "Remove it, and ask again with `penstock control`."
 
 
-def _read(path: Path, *, most_bytes: int = _MOST_BYTES) -> dict[str, Any]:  # Any: JSON values
+def _read(path: Path, *, most_bytes: int = _MAX_BYTES) -> dict[str, Any]:  # Any: JSON values
     """Read a JSON object from an untrusted file: follows no link, blocks on no pipe."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -15,10 +15,10 @@ from penstock.train.inspect.open_run import OpenRun
 from penstock.train.inspect.recent_run import opened_run
 from penstock.train.inspect.step_rows import ROW_FIELDS, RowDocument, StepRows, rows_of_step
 
-MOST_ROWS = 16
+MAX_ROWS = 16
 FIRST_ROWS = 4
 """Rows of a page, unless the reader asks for others."""
-_MOST_TOKENS = 16_384
+_MAX_TOKENS = 16_384
 """Tokens of a page of rows; one row may have more."""
 
 View = dict[str, Any]  # Any: JSON values
@@ -32,7 +32,7 @@ def rows_view(folder: Path, step: int, *, offset: int, limit: int) -> View:
     """
     opened = opened_run(folder, fields=ROW_FIELDS)
     opened.check_step(step)
-    most = max(1, _MOST_TOKENS // opened.loader.sequence_length_at(step - 1))
+    most = max(1, _MAX_TOKENS // opened.loader.sequence_length_at(step - 1))
     found = rows_of_step(opened, step, first=offset, most=min(limit, most))
     tokenizer, tune = _tokenizer(opened), opened.recipe.tune
     return {

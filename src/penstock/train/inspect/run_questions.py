@@ -34,7 +34,7 @@ from penstock.train.inspect.recent_run import RecentRun, opened_run
 from penstock.train.inspect.row_texts import rows_view
 
 Answer = dict[str, Any]  # Any: JSON values
-_MOST_LISTED = 200
+_MAX_LISTED = 200
 _FLOAT32 = 4
 
 
@@ -115,7 +115,7 @@ def requests(folder: Path) -> Answer:
     running = job_is_running(folder)  # before its replies are read: one that ends may reply to the last
     numbers = {*open_requests(folder), *_answered(folder)}
     return {
-        "requests": [_listed(folder, number) for number in sorted(numbers)[-_MOST_LISTED:]],
+        "requests": [_listed(folder, number) for number in sorted(numbers)[-_MAX_LISTED:]],
         "running": running,
     }
 
@@ -200,7 +200,7 @@ def _mixture_of(opened: OpenRun, step: int, shares: dict[str, float] | None) -> 
         "tokens_left": loader.tokens_before(max(steps, step)) - loader.tokens_before(step),
         "next_change": min(later, default=None),
         "mixtures": [
-            {"after_step": first, "weights": planned} for first, planned, _ in loader.mixtures[-_MOST_LISTED:]
+            {"after_step": first, "weights": planned} for first, planned, _ in loader.mixtures[-_MAX_LISTED:]
         ],
     }
 

@@ -23,10 +23,10 @@ from penstock.obs.metric_names import RANK_METRICS
 from penstock.obs.sinks import Sink
 from penstock.parallel.mesh import World, gather_values
 
-MOST_SHARE = 0.001
+MAX_SHARE = 0.001
 """Largest share of the time of training that the records take."""
 _FIRST_EVERY = 10
-_MOST_EVERY = 1000
+_MAX_EVERY = 1000
 
 
 def steps_between(*, cost_s: float, step_s: float) -> int:
@@ -35,7 +35,7 @@ def steps_between(*, cost_s: float, step_s: float) -> int:
     >>> steps_between(cost_s=0.004, step_s=0.5), steps_between(cost_s=0.0001, step_s=2.0)
     (8, 1)
     """
-    return min(_MOST_EVERY, max(1, math.ceil(cost_s / (MOST_SHARE * max(step_s, 1e-9)))))
+    return min(_MAX_EVERY, max(1, math.ceil(cost_s / (MAX_SHARE * max(step_s, 1e-9)))))
 
 
 def _nics() -> str:

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 EXIT_HUNG = 1
 _FIRST_STEP = 4.0  # factor of the time limit: the first step may compile
-_MOST_LINGER_S = 20.0
+_MAX_LINGER_S = 20.0
 _KEPT_COLLECTIVES = 32
 _LOOK_EVERY_S = 0.1
 
@@ -128,7 +128,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
 
     def _wait_for_others(self, own: LastWords) -> Sequence[LastWords]:
         """Return the states of all ranks that write one soon: each writes when its own limit ends."""
-        linger_s = min(self._hang_s / 2, _MOST_LINGER_S)
+        linger_s = min(self._hang_s / 2, _MAX_LINGER_S)
         deadline = clock.monotonic() + linger_s
         while True:
             found = [own, *self._fresh(own)]

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-MOST_EPOCHS = 10**6
+MAX_EPOCHS = 10**6
 """Largest run.epochs."""
 
 
@@ -92,8 +92,8 @@ class RunConfig:
                 got=self.steps,
                 fix="Write steps = N under [run], or epochs = N: passes over the corpora.",
             )
-        if self.epochs is not None and not 0 < self.epochs <= MOST_EPOCHS:
-            raise ConfigError(f"run.epochs must be above 0 and at most {MOST_EPOCHS:,}", got=self.epochs)
+        if self.epochs is not None and not 0 < self.epochs <= MAX_EPOCHS:
+            raise ConfigError(f"run.epochs must be above 0 and at most {MAX_EPOCHS:,}", got=self.epochs)
         at_least(0 if self.epochs else 1, "run.steps", self.steps, most=2**40)
 
     @property
@@ -593,7 +593,7 @@ def on_machines(config: TrainConfig, *, world_size: int, ranks_per_machine: int)
     return replace(config, parallel=numbers)
 
 
-_MOST_STEPS = 100  # a step of a large model takes tens of megabytes of trace
+_MAX_STEPS = 100  # a step of a large model takes tens of megabytes of trace
 
 
 def steps_of(text: str, *, name: str) -> range:
@@ -612,8 +612,8 @@ def steps_of(text: str, *, name: str) -> range:
         raise ConfigError(f"{name} must be FIRST:PAST", got=text, fix='Example: "20:23" for steps 20 to 22.')
     first, past = int(match[1]), int(match[2])
     at_least(1, f"The first step of {name}", first)
-    if not first < past <= first + _MOST_STEPS:
-        raise ConfigError(f"{name} must name 1 to {_MOST_STEPS} steps", got=text, fix='Example: "20:23".')
+    if not first < past <= first + _MAX_STEPS:
+        raise ConfigError(f"{name} must name 1 to {_MAX_STEPS} steps", got=text, fix='Example: "20:23".')
     return range(first, past)
 
 

@@ -8,7 +8,7 @@ from penstock.core.checks import at_least
 from penstock.core.errors import ConfigError, UsageError, nearest
 from penstock.core.units import parse_count
 from penstock.data.schedule.adaptive import POLICIES
-from penstock.data.types import MOST_LENGTH, MOST_ROWS
+from penstock.data.types import MAX_LENGTH, MAX_ROWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +138,8 @@ class DataConfig:
     def __post_init__(self) -> None:
         if not self.corpora:
             raise ConfigError("data.corpora is empty", fix="Add [data.corpora.NAME] with a path.")
-        at_least(2, "data.sequence_length", self.sequence_length, most=MOST_LENGTH)
-        at_least(1, "data.global_batch_size", self.global_batch_size, most=MOST_ROWS)
+        at_least(2, "data.sequence_length", self.sequence_length, most=MAX_LENGTH)
+        at_least(1, "data.global_batch_size", self.global_batch_size, most=MAX_ROWS)
         at_least(1, "data.micro_batch_size", 1 if self.micro_batch_size is None else self.micro_batch_size)
         at_least(0, "data.num_workers", self.num_workers, most=1024)
         at_least(0, "data.prefetch", self.prefetch, most=1024)

@@ -6,7 +6,7 @@ from typing import Any
 from penstock.core.checks import at_least
 from penstock.core.errors import ConfigError
 
-MOST_PROMPTS = 10
+MAX_PROMPTS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +49,10 @@ class SamplesConfig:
         at_least(0, "samples.heldout", self.heldout)
         at_least(1, "samples.max_tokens", self.max_tokens)
         number = len(self.prompts) + self.heldout
-        if number > MOST_PROMPTS:
+        if number > MAX_PROMPTS:
             raise ConfigError(
                 f"samples.prompts and samples.heldout are {number} prompts",
-                fix=f"At most {MOST_PROMPTS} are answered: they are for reading. [evaluate] scores many.",
+                fix=f"At most {MAX_PROMPTS} are answered: they are for reading. [evaluate] scores many.",
             )
         if self.every and not number:
             raise ConfigError(

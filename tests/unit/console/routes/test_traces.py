@@ -35,7 +35,7 @@ def test_traces_are_listed_newest_first_with_their_sizes_and_downloaded(asked, r
     found = asked(f"traces/{NAME}")
     assert found.content == content
     assert found.headers["content-disposition"] == f'attachment; filename="{NAME}"'
-    monkeypatch.setattr(traces, "_MOST_LISTED", 1)
+    monkeypatch.setattr(traces, "_MAX_LISTED", 1)
     assert [len(asked("traces").json()["traces"]), asked("traces").json()["num_traces"]] == [1, 2]
 
 

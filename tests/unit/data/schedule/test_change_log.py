@@ -4,7 +4,7 @@ import pytest
 
 from penstock.core.errors import UsageError
 from penstock.data.schedule.change_log import ChangeLog, Skip
-from penstock.data.types import MOST_SAMPLES
+from penstock.data.types import MAX_SAMPLES
 
 A, B, C = {"web": 1, "code": 1}, {"web": 3, "code": 1}, {"web": 1, "code": 9}
 PLAIN = ChangeLog(((0, 4),), ((0, 16),), ((0, A, "recipe"),))
@@ -48,7 +48,7 @@ def test_a_step_beyond_what_can_be_counted_is_refused(step: int) -> None:
 
 
 def test_the_last_step_that_can_be_counted_is_served() -> None:
-    assert PLAIN.samples_of(MOST_SAMPLES // 4 - 1).tolist()[-1] == MOST_SAMPLES - 1
+    assert PLAIN.samples_of(MAX_SAMPLES // 4 - 1).tolist()[-1] == MAX_SAMPLES - 1
 
 
 @pytest.mark.parametrize(

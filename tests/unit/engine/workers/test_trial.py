@@ -72,7 +72,7 @@ def test_what_prompts_gather_beyond_the_trial_is_counted(pages, monkeypatch):
     monkeypatch.setattr(warmup.accelerator, "forget_peak", lambda _: 0)
     monkeypatch.setattr(warmup.accelerator, "peak_bytes", lambda _: 1000)
     monkeypatch.setattr(warmup.accelerator, "free_cache", lambda: None)
-    monkeypatch.setattr(paged, "_MOST_GATHERED", 100)
+    monkeypatch.setattr(paged, "_MAX_GATHERED", 100)
 
     def taken(kernel, sequences):
         part = replace(a_part(), pages_dtype=pages, kernels={paged.PROMPTS: kernel})

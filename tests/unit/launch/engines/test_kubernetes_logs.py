@@ -83,7 +83,7 @@ def test_a_line_that_a_pod_prints_after_its_connection_has_ended_comes_when_the_
 
 
 def test_lines_that_nobody_takes_are_not_read_without_bound(monkeypatch):
-    monkeypatch.setattr(kubernetes_logs, "_MOST_WAITING", 3)
+    monkeypatch.setattr(kubernetes_logs, "_MAX_WAITING", 3)
     has_read_all = Event()
 
     def long():
@@ -158,7 +158,7 @@ def test_a_cluster_that_is_away_for_a_moment_ends_nothing():
 
 
 def test_a_cluster_that_is_away_at_first_or_for_long_is_told(monkeypatch):
-    monkeypatch.setattr(kubernetes_logs, "_MOST_SILENCE_S", 0.1)
+    monkeypatch.setattr(kubernetes_logs, "_MAX_SILENCE_S", 0.1)
     pods = Pods(["a"], ["a"], a=[printed("a1")])
     with pytest.raises(EngineUnreachable):
         next(followed(Away(pods, at=(1,)), pods.read))

@@ -17,7 +17,7 @@ from penstock.launch.rendezvous.server import start_server
 from penstock.launch.rendezvous.signed import (
     HEAD_BYTES,
     MAGIC,
-    MOST_BYTES,
+    MAX_BYTES,
     NONCE_BYTES,
     NotSigned,
     Session,
@@ -198,4 +198,4 @@ def test_only_a_hello_is_answered(said):
 
 def test_a_message_that_is_too_long_is_refused_before_it_is_read():
     with pytest.raises(NotSigned, match="too long"):
-        Session.num_bytes((MOST_BYTES + 1).to_bytes(4) + bytes(32))
+        Session.num_bytes((MAX_BYTES + 1).to_bytes(4) + bytes(32))

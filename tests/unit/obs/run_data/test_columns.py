@@ -221,7 +221,7 @@ def test_a_step_that_took_longer_than_any_number_is_one_of_no_time(run):
 
 
 def test_of_very_many_events_the_newest_are_kept_and_a_reader_is_told_of_each(run, monkeypatch):
-    monkeypatch.setattr(run_columns, "_MOST_EVENTS", 3)
+    monkeypatch.setattr(run_columns, "_MAX_EVENTS", 3)
     write(run, *({"event": "skipped", "step": n, "why": "loss is NaN"} for n in range(1, 6)))
     columns = opened(run)
     before = columns.data.cursor

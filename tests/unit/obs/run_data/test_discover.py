@@ -58,7 +58,7 @@ def test_a_store_that_is_away_keeps_its_runs_and_those_of_others_are_found(folde
 
 def test_a_store_that_answers_slowly_is_waited_for_by_nobody_for_long(folders, buckets, monkeypatch):
     assert names(folders) == ["a-1", "b-1"]
-    monkeypatch.setattr(discover, "_MOST_WAIT_S", 0.01)
+    monkeypatch.setattr(discover, "_MAX_WAIT_S", 0.01)
     buckets[0].answers.clear()
     buckets[0].runs = ["a-1", "a-2"]
     assert names(folders) == ["a-1", "b-1"]

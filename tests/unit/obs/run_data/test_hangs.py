@@ -87,9 +87,9 @@ def test_files_that_are_too_large_are_named_and_not_read(tmp_path, monkeypatch):
     write(tmp_path, at(0, 90), at(1, 88))
     huge = tmp_path / HANGS_FOLDER / "rank-00002.json"
     with huge.open("wb") as file:
-        file.truncate(hangs.MOST_FILE_BYTES + 1)
+        file.truncate(hangs.MAX_FILE_BYTES + 1)
     assert (read(tmp_path).unread, read(tmp_path).num_beyond) == (("rank-00002.json",), 0)
-    monkeypatch.setattr(hangs, "_MOST_BYTES", (tmp_path / HANGS_FOLDER / "rank-00000.json").stat().st_size)
+    monkeypatch.setattr(hangs, "_MAX_BYTES", (tmp_path / HANGS_FOLDER / "rank-00000.json").stat().st_size)
     found = read(tmp_path)
     assert (found.unread, found.num_beyond) == (("rank-00002.json",), 1), (
         "of all together only so much is read"

@@ -98,7 +98,7 @@ def test_each_step_has_the_hosts_of_its_own_start(tmp_path, opened):
 def test_of_very_many_starts_the_newest_are_known_and_no_older_step_gets_their_hosts(
     tmp_path, opened, monkeypatch
 ):
-    monkeypatch.setattr(rank_columns, "_MOST_PLACES", 6)
+    monkeypatch.setattr(rank_columns, "_MAX_PLACES", 6)
     for number in range(5):
         write(tmp_path, started(number, f"a{number}", f"b{number}"), line(number + 1, 1, 2))
     found = table(opened())
