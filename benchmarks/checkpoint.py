@@ -30,11 +30,11 @@ from penstock.checkpoint.layout import Meta
 from penstock.checkpoint.saver import RetentionPolicy, Saver
 from penstock.checkpoint.storage import place_in
 from penstock.core import clock
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.testing.ranks import on_ranks
 
 COLUMNS = 1024
-MODEL = LlamaConfig(
+MODEL = DecoderConfig(
     vocab_size=8,
     hidden_size=8,
     intermediate_size=8,

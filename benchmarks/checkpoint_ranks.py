@@ -25,7 +25,7 @@ from penstock.checkpoint.saver import Written, index_of
 from penstock.checkpoint.write_plan import Held, holders, share_of
 from penstock.core import clock
 from penstock.core.boxes import Box
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 
 LATENCY_S, BYTES_PER_S = 50e-6, 1.25e9  # of one turn on 10 Gbit/s Ethernet
 HIDDEN, INNER, BLOCKS, VOCAB, KEYS = 8192, 28672, 80, 128256, 1024
@@ -40,7 +40,7 @@ SHAPES = {
     "input_layernorm": (HIDDEN,),
     "post_attention_layernorm": (HIDDEN,),
 }
-MODEL = LlamaConfig(
+MODEL = DecoderConfig(
     vocab_size=VOCAB,
     hidden_size=HIDDEN,
     intermediate_size=INNER,

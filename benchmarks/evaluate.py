@@ -31,8 +31,8 @@ from penstock.engine.llm import LLM
 from penstock.evaluation.language_model import EngineModel
 from penstock.evaluation.options import EvaluationOptions
 from penstock.evaluation.tasks import load_tasks
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
 from penstock.text.tokenizer import EOS, train_tokenizer
 
 CHOICES, SHOTS = 4, 5
@@ -59,9 +59,9 @@ def words_of_the_library():
 def save_model(folder, texts, *, vocabulary, **shape):
     """Write a Llama of random weights with a tokenizer of these texts; return the number of parameters."""
     tokenizer = train_tokenizer(texts, vocab_size=vocabulary)
-    config = LlamaConfig(vocab_size=vocabulary, intermediate_size=3 * shape["hidden_size"], **shape)
+    config = DecoderConfig(vocab_size=vocabulary, intermediate_size=3 * shape["hidden_size"], **shape)
     torch.manual_seed(0)
-    model = Llama(config)
+    model = Decoder(config)
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=model.initial_std(name))

@@ -37,8 +37,8 @@ from torch.nn.functional import cross_entropy
 from penstock.core import env
 from penstock.core.clock import monotonic
 from penstock.engine.model_runner.serving_layers import convert, fuse, prepare
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
 from penstock.nn.linear.adapter_config import GROUP
 from penstock.nn.linear.packed import can_multiply, packed
 from penstock.nn.linear.quantized import Int4Linear, Int8Linear, multiplies_integers
@@ -195,8 +195,8 @@ def library(part):
 def trained(steps):
     """Return a model trained on the library's files, in float32."""
     torch.manual_seed(0)
-    model = Llama(
-        LlamaConfig(
+    model = Decoder(
+        DecoderConfig(
             vocab_size=256,
             hidden_size=128,
             intermediate_size=384,
@@ -242,7 +242,7 @@ def accuracy(steps, num_rows):
     state = model.state_dict()
     figures = {}
     for kind in KINDS:
-        served = Llama(model.config).eval().requires_grad_(False)
+        served = Decoder(model.config).eval().requires_grad_(False)
         served.load_state_dict(state)
         convert(served, kind)
         fuse(served)

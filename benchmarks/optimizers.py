@@ -15,8 +15,8 @@ import torch
 from measuring import interleaved, median
 from results_file import file_result
 
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
 from penstock.nn.init import init_weights
 from penstock.train.optim.optimizer import build_optimizer
 from penstock.train.optim.weight_storage import STORAGES
@@ -35,14 +35,14 @@ REFERENCE = "torch.optim.AdamW(fused=True)"
 
 def model_of(hidden, layers, dtype):
     """Return a model with a gradient for every parameter."""
-    shape = LlamaConfig(
+    shape = DecoderConfig(
         vocab_size=8 * hidden,
         hidden_size=hidden,
         intermediate_size=3 * hidden,
         num_hidden_layers=layers,
         num_attention_heads=hidden // 32,
     )
-    model = Llama(shape).to(dtype)
+    model = Decoder(shape).to(dtype)
     init_weights(model, seed=0)
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():

@@ -10,7 +10,7 @@ import functools
 import torch
 
 from penstock.core import clock
-from penstock.models.llama.model import Block
+from penstock.models.decoder.model import Block
 from penstock.parallel.ethernet.breadth_first import EachMicroBatch
 
 

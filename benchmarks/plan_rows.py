@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.devices.figures import DEVICES
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.nn.loss_chunks import chunk_tokens
 from penstock.parallel.layout import RankLayout
 from penstock.plan.hardware import Cluster
@@ -158,7 +158,7 @@ def _cluster(row: dict[str, str], assumed: list[str]) -> Cluster:
     )
 
 
-def _model(row: dict[str, str]) -> LlamaConfig:
+def _model(row: dict[str, str]) -> DecoderConfig:
     if row["model"] in _SHAPES:
         hidden, wide, layers, heads, keys, vocabulary, tied = _SHAPES[row["model"]]
         return _shape(hidden, wide, layers, heads, keys, vocabulary, tied=tied)
@@ -177,8 +177,8 @@ def _model(row: dict[str, str]) -> LlamaConfig:
 
 def _shape(
     hidden: int, wide: int, layers: int, heads: int, keys: int, vocabulary: int, *, tied: bool
-) -> LlamaConfig:
-    return LlamaConfig(
+) -> DecoderConfig:
+    return DecoderConfig(
         vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=wide,
@@ -239,7 +239,7 @@ def _kernels(row: dict[str, str]):
     return "eager" if row["system"].startswith("fms") or "titan" in row["system"] else "fused"
 
 
-def _modes(row: dict[str, str], model: LlamaConfig, assumed: list[str]):
+def _modes(row: dict[str, str], model: DecoderConfig, assumed: list[str]):
     said, blocks = row["activation_ckpt"].lower(), model.num_hidden_layers
     share = 0.0
     if said.startswith("full"):

@@ -23,7 +23,7 @@ import numpy as np
 from results_file import file_result
 
 from penstock.devices.figures import DEVICES
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.models.presets import expanded
 from penstock.parallel.layout import RankLayout
 from penstock.plan.decode import DecodeJob, predict_decode
@@ -39,7 +39,7 @@ META = replace(ONE_NODE, nics=1, nic_gbit_s=2000, transport="rdma", latency_us=1
 
 def t5(hidden, wide, heads):
     """Return 24 + 24 layers of T5 as a decoder: the width is such that all parameters are there."""
-    return LlamaConfig(
+    return DecoderConfig(
         vocab_size=32_128,
         hidden_size=hidden,
         intermediate_size=wide,
@@ -97,7 +97,7 @@ def decoding():
     with DECODING.open(newline="") as file:
         for row in csv.DictReader(file):
             job = DecodeJob(
-                model=LlamaConfig(**expanded({"preset": row["model"]})),
+                model=DecoderConfig(**expanded({"preset": row["model"]})),
                 tensor=int(row["tensor"]),
                 weight_bits=int(row["weight_bits"]),
                 context_tokens=100,
@@ -125,7 +125,7 @@ def main():
         errors += [] if fitted else [abs(error)]
         print(f"  {what:38} {measured:7.1f} {found:7.1f} {error:+6.1%} {'fitted' if fitted else ''}")
     print(f"  not fitted: median {np.median(errors):.1%}, worst {max(errors):.1%}")
-    job = DecodeJob(model=LlamaConfig(**expanded({"preset": "llama2-70b"})), tensor=8)
+    job = DecodeJob(model=DecoderConfig(**expanded({"preset": "llama2-70b"})), tensor=8)
     for what, of in (("graphs, one-shot", {}), ("neither", {"graphs": False, "one_shot": False})):
         found = predict_decode(replace(job, **of), ONE_NODE)
         parts = ("memory", "kernels", "collectives", "host")

@@ -31,8 +31,8 @@ from penstock.engine.assemble import build_engine
 from penstock.engine.config import EngineConfig
 from penstock.engine.request import Request
 from penstock.engine.sampling_params import Sampling
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
 from penstock.train.loss import next_token_loss
 from penstock.train.speculator.config import SpeculatorTraining
 from penstock.train.speculator.run import train_speculator
@@ -66,8 +66,8 @@ def rows_of(corpus, split="train"):
 def train_model(folder, corpus, *, seconds, **shape):
     """Train a Llama for so many seconds and write it as a Hugging Face folder; return the last loss."""
     torch.manual_seed(0)
-    config = LlamaConfig(intermediate_size=3 * shape["hidden_size"], max_position_embeddings=1024, **shape)
-    model, loader = Llama(config), rows_of(corpus)
+    config = DecoderConfig(intermediate_size=3 * shape["hidden_size"], max_position_embeddings=1024, **shape)
+    model, loader = Decoder(config), rows_of(corpus)
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=model.initial_std(name))

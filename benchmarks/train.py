@@ -36,7 +36,7 @@ from train_peers import PACKAGES, Turn, open_peers
 
 from penstock.core import clock
 from penstock.data.types import IGNORED_LABEL
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.nn.init import init_weights
 from penstock.obs.meter import StepMeter
 from penstock.parallel.activation_checkpointing import recompute
@@ -97,7 +97,7 @@ def our_loss(model, batch):
 
 def plain(recipe, loss_of):
     """Return a function that trains so many steps in a loop by hand."""
-    model = Llama(recipe.model)
+    model = Decoder(recipe.model)
     init_weights(model, seed=0)
     adamw = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     batches = iter(train_loader(recipe, rank=0, world_size=1, deliver="torch"))
@@ -153,7 +153,7 @@ def memory(recipe, arguments):
         batch = {name: value.clone() for name, value in next(batches).items() if torch.is_tensor(value)}
     turns, found = {}, {}
     for policy in POLICIES:
-        model = Llama(recipe.model)
+        model = Decoder(recipe.model)
         init_weights(model, seed=0)
         recompute(model, plan(RecomputeConfig(policy=policy), num_blocks=arguments.layers, kept={}))
 

@@ -14,22 +14,22 @@ from pathlib import Path
 
 from penstock import LLM, EngineConfig, Params, Sampling
 from penstock.checkpoint.hf import save_pretrained
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
 from penstock.nn.init import init_weights
 from penstock.text.tokenizer import Tokenizer
 
 
 def random_model(folder: Path, corpus: Path) -> Path:
     vocab_size = Tokenizer.load(corpus / "tokenizer.json").vocab_size
-    config = LlamaConfig(
+    config = DecoderConfig(
         vocab_size=vocab_size,
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,
     )
-    model = Llama(config)
+    model = Decoder(config)
     init_weights(model, seed=0)
     save_pretrained(model.state_dict(), config, folder)
     shutil.copy(corpus / "tokenizer.json", folder)

@@ -32,8 +32,8 @@ from penstock.engine.request import Request
 from penstock.engine.scheduling.blocks import BlockPool
 from penstock.engine.scheduling.scheduler import Scheduler, StepLimits
 from penstock.engine.scheduling.sequence import ScheduledTokens, Sequence, StepPlan
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
 from penstock.nn.attention import Attend
 from penstock.nn.init import init_weights
 from penstock.text.tokenizer import Tokenizer
@@ -52,7 +52,7 @@ class Pages:
     by one more block number, and two sequences with the same beginning share their first blocks.
     """
 
-    def __init__(self, config: LlamaConfig, num_blocks: int, dtype: torch.dtype) -> None:
+    def __init__(self, config: DecoderConfig, num_blocks: int, dtype: torch.dtype) -> None:
         shape = (2, num_blocks * BLOCK_SIZE, config.key_value_heads, config.size_of_head)
         self.layers = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_hidden_layers)]
 
@@ -144,7 +144,7 @@ class Engine:
         tokens_per_step: positions per step; a long prompt is computed in chunks, beside decoding sequences.
     """
 
-    def __init__(self, model: Llama, *, num_blocks: int, max_sequences: int, tokens_per_step: int) -> None:
+    def __init__(self, model: Decoder, *, num_blocks: int, max_sequences: int, tokens_per_step: int) -> None:
         self.model = model
         self.pages = Pages(model.config, num_blocks, model.embed.weight.dtype)
         limits = StepLimits(
@@ -205,7 +205,7 @@ class Engine:
 
 
 def random_model(folder: Path, tokenizer: Tokenizer) -> Path:
-    config = LlamaConfig(
+    config = DecoderConfig(
         vocab_size=tokenizer.vocab_size,
         hidden_size=64,
         intermediate_size=128,
@@ -213,7 +213,7 @@ def random_model(folder: Path, tokenizer: Tokenizer) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
     )
-    model = Llama(config)
+    model = Decoder(config)
     init_weights(model, seed=0)
     save_pretrained(model.state_dict(), config, folder)
     tokenizer.save(folder / "tokenizer.json")

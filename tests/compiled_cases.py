@@ -13,7 +13,7 @@ from penstock.engine.model_runner.kv_cache import PagedCache
 from penstock.engine.model_runner.lora import Adapters
 from penstock.engine.model_runner.runner import Runner
 from penstock.engine.model_runner.serving_layers import fuse, prepare
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from tests.families import small_llama
 
 NUM_LAYERS = 2
@@ -30,7 +30,7 @@ def engine_parts(weights="stored", *, device="cpu", **windows):
         max_position_embeddings=MAX_BLOCKS * BLOCK_SIZE,
         **windows,
     )
-    model = Llama(config).eval().to(device)
+    model = Decoder(config).eval().to(device)
     fuse(model)
     prepare(model, weights)
     cache = PagedCache(

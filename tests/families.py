@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 
 
-def small_llama(**changes: Any) -> LlamaConfig:  # Any: of whatever type the field is
+def small_llama(**changes: Any) -> DecoderConfig:  # Any: of whatever type the field is
     """Return a configuration that computes in no time; a test names the sizes that matter to it."""
     sizes = {
         "vocab_size": 96,
@@ -16,17 +16,17 @@ def small_llama(**changes: Any) -> LlamaConfig:  # Any: of whatever type the fie
         "num_key_value_heads": 2,
         "max_position_embeddings": 64,
     }
-    return LlamaConfig(**{**sizes, **changes})
+    return DecoderConfig(**{**sizes, **changes})
 
 
-def small_families(**sizes: int) -> dict[str, LlamaConfig]:
+def small_families(**sizes: int) -> dict[str, DecoderConfig]:
     """Return name -> configuration, all of these sizes."""
     granite = {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 4.0}
     return {
-        "llama": LlamaConfig(**sizes, tie_word_embeddings=True),
-        "biases": LlamaConfig(**sizes, attention_bias=True, mlp_bias=True),
-        "granite": LlamaConfig(**sizes, model_type="granite", **granite),
-        "mistral": LlamaConfig(**sizes, model_type="mistral", sliding_window=5),
-        "qwen2": LlamaConfig(**sizes, model_type="qwen2", sliding_window=5, max_window_layers=1),
-        "qwen3": LlamaConfig(**sizes, model_type="qwen3", head_dim=16),
+        "llama": DecoderConfig(**sizes, tie_word_embeddings=True),
+        "biases": DecoderConfig(**sizes, attention_bias=True, mlp_bias=True),
+        "granite": DecoderConfig(**sizes, model_type="granite", **granite),
+        "mistral": DecoderConfig(**sizes, model_type="mistral", sliding_window=5),
+        "qwen2": DecoderConfig(**sizes, model_type="qwen2", sliding_window=5, max_window_layers=1),
+        "qwen3": DecoderConfig(**sizes, model_type="qwen3", head_dim=16),
     }

@@ -35,7 +35,7 @@ import torch
 from penstock.cli.streams import explain
 from penstock.core import clock
 from penstock.data import Loader
-from penstock.models.llama.model import Block
+from penstock.models.decoder.model import Block
 from penstock.netlab.hosts import lab
 from penstock.testing.corpora import numbered_corpus
 from penstock.train.emulated import Emulation

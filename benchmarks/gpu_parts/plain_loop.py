@@ -57,7 +57,7 @@ def _rotated(x, cos, sin):
 
 
 class PlainLlama(nn.Module):
-    """A Llama of a LlamaConfig's shape."""
+    """A Llama of a DecoderConfig's shape."""
 
     def __init__(self, shape):
         super().__init__()

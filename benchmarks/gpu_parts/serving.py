@@ -47,7 +47,6 @@ from penstock.engine.request import Request  # noqa: E402
 from penstock.engine.sampling_params import GREEDY, Sampling  # noqa: E402
 from penstock.models import FAMILIES  # noqa: E402
 from penstock.models.family.config_json import config_json  # noqa: E402
-from penstock.models.llama.config import LlamaConfig  # noqa: E402
 from penstock.models.presets import expanded  # noqa: E402
 from penstock.nn.linear.float8 import RECIPES, has_native  # noqa: E402
 from penstock.nn.unfilled import unfilled  # noqa: E402
@@ -108,7 +107,7 @@ def shape_of(name, *, is_tiny, layers=None):
     if layers is not None:
         values = {**values, "num_hidden_layers": layers}
     values = {**values, "max_position_embeddings": TINY_CONTEXT if is_tiny else CONTEXT}
-    return LlamaConfig(**{key: value for key, value in values.items() if key != "rope_scaling"})
+    return DecoderConfig(**{key: value for key, value in values.items() if key != "rope_scaling"})
 
 
 def random_model(shape, device):

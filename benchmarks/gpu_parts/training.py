@@ -3,7 +3,7 @@
 What runs is `penstock.train.loop.train` with the state that `penstock train` opens, and beside it a plain
 loop of torch's own parts (plain_loop.py). Settings that fit into memory together take turns. A step time is
 the mean of all turns, the first step of each left out. Rows are filed after the first turn, and again with
-all turns. MFU counts as PaLM does (`LlamaConfig.flops_per_token`: attention without its causal half), over
+all turns. MFU counts as PaLM does (`DecoderConfig.flops_per_token`: attention without its causal half), over
 rows that are one document each, so that attention sees whole rows.
 """
 

@@ -5,7 +5,7 @@ import torch
 from tests.families import small_llama
 from torch import nn
 
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.nn.init import init_weights
 from penstock.nn.linear.rounding import from_codes, to_codes
 from penstock.train.optim.optimizer import build_optimizer
@@ -41,7 +41,7 @@ def stored(moment, *, signed):
 
 def test_steps_of_muon_are_those_of_torch(device):
     sizes = {"hidden_size": 96, "intermediate_size": 144, "num_attention_heads": 3, "num_key_value_heads": 1}
-    ours, theirs = (Llama(small_llama(**sizes)).to(device) for _ in range(2))
+    ours, theirs = (Decoder(small_llama(**sizes)).to(device) for _ in range(2))
     for model in (ours, theirs):
         init_weights(model, seed=0)
     optimizer = build_optimizer(ours, OptimConfig(rule="muon", learning_rate=0.01, weight_decay=0.1))

@@ -5,7 +5,7 @@ import torch
 from tests.families import small_llama
 from torch.nn import functional
 
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.nn.init import init_weights
 from penstock.parallel.activation_checkpointing import recompute
 from penstock.parallel.activation_checkpointing_plan import RecomputeConfig, plan
@@ -76,7 +76,7 @@ def gradients_of(model, device, is_tiny):
 
 def built(device, is_tiny, *, dtype, policy="none", compiled=False):
     torch.compiler.reset()
-    model = Llama(shape_of(is_tiny)).to(device)
+    model = Decoder(shape_of(is_tiny)).to(device)
     init_weights(model, seed=3)
     model.to(dtype)
     recompute(model, plan(RecomputeConfig(policy=policy), num_blocks=3, kept={}))
@@ -125,7 +125,7 @@ def test_fsdp_of_one_rank_gives_what_the_plain_model_does(dtype, plain, device, 
     """By NCCL on GPUs, by gloo on CPUs; parameters and sums of gradients are float32."""
     with join() as world:
         assert world.device.type == device.type
-        model = Llama(shape_of(is_tiny)).to(device)
+        model = Decoder(shape_of(is_tiny)).to(device)
         mesh = make_mesh(world, RankLayout(shard=1))
         shard(model, mesh.data, compute_dtype=dtype)
         init_weights(model, seed=3)
@@ -175,7 +175,7 @@ def recipe_of(folder, is_tiny, way):
 
 def plain_losses(recipe, device):
     """Return the losses of a loop that knows nothing of Penstock's trainer, in float64."""
-    model = Llama(recipe.model).to(device)
+    model = Decoder(recipe.model).to(device)
     init_weights(model, seed=recipe.run.seed)
     model.double()
     optim = recipe.optim

@@ -25,7 +25,7 @@ from penstock.engine.model_runner.lora import Adapters
 from penstock.engine.model_runner.open import identity_of_model, open_model
 from penstock.engine.model_runner.serving_layers import prepare
 from penstock.engine.request import Request
-from penstock.models.llama.tensor_slices import TensorParallelRank
+from penstock.models.decoder.tensor_slices import TensorParallelRank
 from penstock.nn.linear.lora import Adapter, RoundedProduct, rounded_by_block
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks

@@ -26,7 +26,7 @@ from penstock.engine.model_runner.adapted_linear import AdaptedLinear, Site
 from penstock.engine.model_runner.batch import StepBatch
 from penstock.engine.model_runner.lora import Adapters
 from penstock.engine.request import Request
-from penstock.models.llama.tensor_slices import ALONE
+from penstock.models.decoder.tensor_slices import ALONE
 from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.nn.linear.packed import can_multiply
 

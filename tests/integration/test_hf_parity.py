@@ -29,8 +29,8 @@ from penstock.checkpoint.hf_folder import read_config
 from penstock.core.config import build
 from penstock.core.errors import ModelError, UsageError
 from penstock.models import FAMILIES
+from penstock.models.decoder.config import DecoderConfig as OurConfig
 from penstock.models.family.config_json import config_json
-from penstock.models.llama.config import LlamaConfig as OurConfig
 from penstock.models.presets import PRESETS
 
 SMALL = {

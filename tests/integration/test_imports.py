@@ -27,15 +27,15 @@ def test_a_module_loads_nothing_that_only_some_runs_use(module, heavy):
 
 STEPS = f"""
 import sys, torch
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
 from penstock.nn.init import init_weights
 from penstock.nn.unfilled import on_device, unfilled
 from penstock.train.optim.optimizer import build_optimizer
 from penstock.train.recipe.optim_config import OptimConfig
 
 with unfilled():
-    model = Llama(LlamaConfig(
+    model = Decoder(DecoderConfig(
         vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
         max_position_embeddings=8,
     ))

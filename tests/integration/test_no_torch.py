@@ -10,7 +10,7 @@ import pytest
     "module",
     [
         "penstock.models",
-        "penstock.models.llama.config",
+        "penstock.models.decoder.config",
         "penstock.text.chat_template",
         "penstock.train.inspect.audit",
     ],

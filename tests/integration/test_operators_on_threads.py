@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.nn import native
 from penstock.nn.kernels.paged import Paged
 from penstock.nn.linear.packed import PackedLinear, can_multiply
@@ -53,7 +53,7 @@ def computed(dtype):
                 made.append(runner.run(a_batch(spans, asked=[0, 2])).logits)
             made.append(runner.cache.pages)
         with TemporaryDirectory() as folder:
-            runner.add_adapter("a", save_lora(Path(folder, "a"), Llama(CONFIGS["qwen2"]), rank=20))
+            runner.add_adapter("a", save_lora(Path(folder, "a"), Decoder(CONFIGS["qwen2"]), rank=20))
         made.append(runner.run(replace(a_batch(STEPS[0]), adapters=np.array([0, -1, 0], np.int32))).logits)
         made += many_tokens(dtype)
     return made
@@ -72,7 +72,7 @@ def many_tokens(dtype):
         for weights, pages in (("stored", None), ("int8", torch.int8)):
             runner = a_runner(name, dtype=dtype, weights=weights, pages=pages, num_blocks=blocks.size)
             with TemporaryDirectory() as folder:
-                runner.add_adapter("a", save_lora(Path(folder, "a"), Llama(CONFIGS[name]), rank=20))
+                runner.add_adapter("a", save_lora(Path(folder, "a"), Decoder(CONFIGS[name]), rank=20))
             for spans in MANY:
                 lasts = np.cumsum([past - first for first, past in spans]) - 1
                 batch = a_batch(spans, asked=sorted({5, *lasts}), vectors=[lasts[1] - 1], blocks=blocks)

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from penstock.engine.model_runner.kv_cache import PagedCache
 from penstock.engine.model_runner.serving_layers import fuse, prepare
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.nn.kernels.pages import PagedStep
 
 LENGTH = 64
@@ -30,7 +30,7 @@ def trained():
     config = small_llama(
         vocab_size=256, hidden_size=64, intermediate_size=160, max_position_embeddings=LENGTH
     )
-    model, text = Llama(config), source_code("argparse.py")
+    model, text = Decoder(config), source_code("argparse.py")
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     for step in range(150):
         starts = (torch.arange(16) * 6007 + step * 331) % (len(text) - LENGTH - 1)
@@ -80,7 +80,7 @@ def over_pages(model, rows, dtype):
 def test_fewer_bits_cost_little_perplexity(trained, weights, most):
     exact = perplexity(trained)
     assert exact < 12, "it has learned: bytes of source code drawn by their frequency have about 25"
-    rounded = Llama(trained.config).eval().requires_grad_(False)
+    rounded = Decoder(trained.config).eval().requires_grad_(False)
     rounded.load_state_dict(trained.state_dict())
     fuse(rounded)
     prepare(rounded, weights)

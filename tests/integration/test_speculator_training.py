@@ -13,8 +13,8 @@ from penstock.core.rng import key_of, shuffled
 from penstock.engine.assemble import build_engine
 from penstock.engine.config import EngineConfig
 from penstock.engine.request import Request
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
 from penstock.testing.corpora import write_corpus
 from penstock.train.speculator.config import SpeculatorTraining
 from penstock.train.speculator.run import measured, new_speculator, train_speculator
@@ -57,7 +57,7 @@ def corpus(tmp_path_factory):
 def base():
     """A model that has learned the corpus."""
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = DecoderConfig(
         vocab_size=VOCAB,
         hidden_size=32,
         intermediate_size=64,
@@ -65,7 +65,7 @@ def base():
         num_attention_heads=4,
         max_position_embeddings=64,
     )
-    model = Llama(config)
+    model = Decoder(config)
     rows = torch.tensor(list(documents()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(60):

@@ -19,7 +19,7 @@ from penstock.engine.assemble import build_engine
 from penstock.engine.config import EngineConfig
 from penstock.engine.model_runner.open import open_config
 from penstock.engine.request import Request
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 
 IDS = torch.randint(0, SHAPE["vocab_size"], (2, 20), generator=torch.Generator().manual_seed(0))
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -49,7 +49,7 @@ def without_prefix(tensors):
 def check_logits(folder):
     """Compare the logits with those of transformers; as a start of training too."""
     start = find_start(folder)
-    model = Llama(start.model)
+    model = Decoder(start.model)
     load_start(start, dict(model.named_parameters()))
     with torch.no_grad():
         expected = AutoModelForCausalLM.from_pretrained(folder).eval()(IDS).logits
@@ -123,7 +123,7 @@ def test_an_untied_model_without_a_stored_head_is_refused_and_never_tied(untied,
     with pytest.raises(ModelError, match=said):
         load_pretrained(untied)
     start = find_start(untied)
-    parameters = dict(Llama(start.model).named_parameters())
+    parameters = dict(Decoder(start.model).named_parameters())
     with pytest.raises(ModelError, match=said):
         load_start(start, parameters)
 

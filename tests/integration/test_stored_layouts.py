@@ -30,9 +30,9 @@ from penstock.checkpoint.hf import load_pretrained, read_rows
 from penstock.checkpoint.hf_folder import read_config
 from penstock.core.errors import ConfigError, ModelError
 from penstock.engine.model_runner.lora import Adapters
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.tensor_slices import TensorParallelRank, slice_of
 from penstock.models.families import FAMILY
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.tensor_slices import TensorParallelRank, slice_of
 from penstock.testing.ranks import on_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -115,7 +115,7 @@ def test_the_parameters_of_a_folder_are_all_rows_of_its_tensors_once(
     family = FAMILY[model_type]
     can_be_part = "partial_rotary_factor" in family.fields
     part = part if family.rotates_part else round(part)  # Granite 4.0 rotates whole heads, or none
-    config = LlamaConfig(
+    config = DecoderConfig(
         **SIZES,
         model_type=model_type,
         hidden_size=48,

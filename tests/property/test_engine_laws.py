@@ -20,7 +20,7 @@ from penstock.engine.assemble import build_engine
 from penstock.engine.config import EngineConfig
 from penstock.engine.request import Request, TokenLogprob
 from penstock.engine.sampling_params import GREEDY, Sampling
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from tests.examples import examples
 from tests.families import small_llama
 
@@ -84,7 +84,7 @@ def kind(request):
 @pytest.fixture(scope="module")
 def folder(kind, tmp_path_factory):
     torch.manual_seed(0)
-    model = Llama(MODELS[kind[0]])
+    model = Decoder(MODELS[kind[0]])
     for parameter in model.parameters():  # answers that are no loop
         torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.3)
     path = tmp_path_factory.mktemp("model") / kind[0]

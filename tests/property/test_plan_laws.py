@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.devices.figures import DEVICES
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.parallel.layout import RankLayout
 from penstock.plan.hardware import Cluster
 from penstock.plan.job import TrainingStep
@@ -27,7 +27,7 @@ def jobs(draw, *, pipelines=True):
     rest = ranks // tensor // pipeline
     shard = draw(st.sampled_from([n for n in range(1, rest + 1) if rest % n == 0]))
     hidden = draw(st.sampled_from([256, 1024, 4096]))
-    model = LlamaConfig(
+    model = DecoderConfig(
         vocab_size=32_000,
         hidden_size=hidden,
         intermediate_size=3 * hidden,
@@ -99,7 +99,7 @@ def test_overlap_hides_at_most_the_computing_and_one_link_behind_the_other(drawn
 @given(st.sampled_from([2, 4, 8]), st.integers(1, 6), st.booleans())
 def test_bytes_on_the_wire_are_those_of_the_arithmetic(ranks, parts, kept):
     """The planner's page: (2 M P + M G) (W - 1) / W resharded every time, (P + G) (W - 1) / W kept."""
-    model = LlamaConfig(
+    model = DecoderConfig(
         vocab_size=256, hidden_size=128, intermediate_size=384, num_hidden_layers=6, num_attention_heads=2
     )
     cluster = Cluster(nodes=ranks, devices_per_node=1, device=DEVICES["A100-80GB"])

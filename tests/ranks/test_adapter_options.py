@@ -16,7 +16,7 @@ from penstock.checkpoint.open_model import open_model
 from penstock.cli.main import main
 from penstock.core.errors import ModelError
 from penstock.engine.model_runner.lora import Adapters
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
 from penstock.train.live_engine import fill_whole
@@ -114,7 +114,7 @@ def test_the_live_weights_are_those_of_the_checkpoint_merged(corpus, folder, tmp
     def live(world):
         state = open_state(recipe, world)
         records_of(state, recipe, world)
-        model = Llama(recipe.model) if world.is_first else None
+        model = Decoder(recipe.model) if world.is_first else None
         fill_whole(model, state, recipe, world)
         return None if model is None else dict(model.named_parameters())
 
@@ -142,6 +142,6 @@ def test_peft_opens_modules_that_were_trained_whole_and_an_engine_refuses_them_b
     again, _ = open_with_adapter(out, base=folder)
     for name, parameter in merged.named_parameters():
         torch.testing.assert_close(again.get_parameter(name), parameter, rtol=0, atol=0)
-    model = Llama(merged.config)
+    model = Decoder(merged.config)
     with pytest.raises(ModelError, match=r"trained whole.*embed_tokens.*--merge --out DIR"):
         Adapters(model, model.config).add("tuned", out)

@@ -22,9 +22,9 @@ from penstock.checkpoint.saver import RetentionPolicy, Saver
 from penstock.checkpoint.storage import place_in
 from penstock.checkpoint.tensors import training_tensors
 from penstock.core.errors import CheckpointError
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
-from penstock.models.llama.tensor_slices import TensorParallelRank, slice_of
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
+from penstock.models.decoder.tensor_slices import TensorParallelRank, slice_of
 from penstock.nn.init import init_weights
 from penstock.parallel.layout import RankLayout
 from penstock.parallel.mesh import World, make_mesh
@@ -34,7 +34,7 @@ from penstock.train.optim.optimizer import build_optimizer
 from penstock.train.recipe.optim_config import OptimConfig
 
 # No dimension divides by 2, 3 or 4, and a norm of 10 leaves some of 4 ranks less than others.
-MODEL = LlamaConfig(
+MODEL = DecoderConfig(
     vocab_size=37,
     hidden_size=10,
     intermediate_size=7,
@@ -56,7 +56,7 @@ def meta_of(step: int) -> Meta:
 def sharded_tensors(world: World, *, seed: int, stepped: bool) -> dict[str, Tensor]:
     """Return the live training tensors of a sharded model, after one optimizer step where asked for."""
     with torch.device("meta"):
-        model = Llama(MODEL)
+        model = Decoder(MODEL)
     mesh = make_mesh(world, RankLayout(shard=world.ranks.world_size)).data
     shard(model, mesh, compute_dtype=torch.float32)
     model.to_empty(device=world.device)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from penstock.models import FAMILIES
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
 from penstock.nn.init import init_weights
 from penstock.parallel.layout import RankLayout
 from penstock.parallel.mesh import make_mesh
@@ -46,7 +46,7 @@ ENDS = torch.tensor([0, 5, 16, 23, 32], dtype=torch.int32)  # of two rows
 def gradients(config, world=None):
     """Return the loss and the gradients of IDS, over two ranks or in one process."""
     with torch.device("meta"):
-        model = Llama(config)
+        model = Decoder(config)
     if world is not None:
         mesh = make_mesh(world, RankLayout(shard=world.ranks.world_size)).data
         shard(model, mesh, compute_dtype=torch.float32)
@@ -69,7 +69,7 @@ def gradients(config, world=None):
 def both(world):
     results = {}
     for family, changes in SHAPES.items():
-        config = LlamaConfig(**SIZES, model_type=family, **changes)
+        config = DecoderConfig(**SIZES, model_type=family, **changes)
         results[family] = gradients(config, world), gradients(config)
     return results
 

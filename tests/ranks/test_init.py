@@ -11,12 +11,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
 from penstock.nn.init import init_weights
 
 # 5 key-value columns and 67 rows: no dimension divides by the ranks, and norms leave some rank empty
-CONFIG = LlamaConfig(
+CONFIG = DecoderConfig(
     vocab_size=67,
     hidden_size=30,
     intermediate_size=3,
@@ -28,7 +28,7 @@ CONFIG = LlamaConfig(
 
 def initialised(*, mesh=None):
     with torch.device("meta"):
-        model = Llama(CONFIG)
+        model = Decoder(CONFIG)
     if mesh is not None:
         for block in model.layers:
             fully_shard(block, mesh=mesh)

@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 from penstock.checkpoint.tensors import held
 from penstock.core.boxes import whole as full
 from penstock.data import open_corpus
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.parallel.adapters import add_adapters
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
@@ -77,7 +77,7 @@ def whole(tensor):
 
 def plain_copy(state, recipe):
     """A model of one process with the weights of a run's."""
-    model = Llama(state.model.config)
+    model = Decoder(state.model.config)
     if recipe.adapter is not None:
         add_adapters(model, recipe.adapter, None, dtype=torch.float32)
     held = {name: whole(parameter.detach()) for name, parameter in state.model.named_parameters()}

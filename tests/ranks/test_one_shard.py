@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
 from penstock.nn.init import init_weights
 from penstock.parallel.apply import has_work
 from penstock.parallel.sharding.fsdp import ReduceWhole, shard
 from penstock.testing.ranks import on_ranks
 
-SHAPE = LlamaConfig(
+SHAPE = DecoderConfig(
     vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
     max_position_embeddings=8,
 )  # fmt: skip
@@ -33,7 +33,7 @@ def gradients(model):
 
 
 def sharded(shape, names):
-    model = Llama(SHAPE)
+    model = Decoder(SHAPE)
     init_weights(model, seed=0)
     shard(model, init_device_mesh("cpu", shape, mesh_dim_names=names), compute_dtype=torch.float32)
     return model
@@ -42,7 +42,7 @@ def sharded(shape, names):
 @pytest.mark.parametrize(("shape", "names"), [((1,), ("shard",)), ((2, 1), ("replicate", "shard"))])
 def test_gradients_of_whole_parameters_add_up_as_those_of_the_plain_model(shape, names):
     def compare(_):
-        plain = Llama(SHAPE)
+        plain = Decoder(SHAPE)
         init_weights(plain, seed=0)
         pairs = zip(gradients(sharded(shape, names)), gradients(plain), strict=True)
         return [float((ours - theirs).abs().max()) for ours, theirs in pairs]

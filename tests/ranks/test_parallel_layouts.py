@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from penstock.core import config
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
 from penstock.nn.init import init_weights
 from penstock.obs.meter import StepMeter
 from penstock.parallel import tensor
@@ -94,7 +94,7 @@ def recipe_of(corpus, folder, *, model=LLAMA, steps=STEPS, rows=None, **parallel
 
 def plain_loop(recipe: TrainConfig) -> tuple[list[float], dict[str, torch.Tensor], float]:
     """Return the losses of all steps, the gradients of the first, before clipping, and the held-out loss."""
-    model = Llama(LlamaConfig(**{f: getattr(recipe.model, f) for f in recipe.model.__dataclass_fields__}))
+    model = Decoder(DecoderConfig(**{f: getattr(recipe.model, f) for f in recipe.model.__dataclass_fields__}))
     init_weights(model, seed=recipe.run.seed)
     optim = recipe.optim
     matrices = [p for p in model.parameters() if p.ndim > 1]
@@ -125,7 +125,7 @@ def plain_loop(recipe: TrainConfig) -> tuple[list[float], dict[str, torch.Tensor
     return losses, first, heldout_loss
 
 
-def mean_loss(model: Llama, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+def mean_loss(model: Decoder, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     logits = model(batch["input_ids"], position_ids=batch["position_ids"], cu_seqlens=batch["cu_seqlens"])
     return functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
 

@@ -13,7 +13,7 @@ from tests.unit.engine.model_runner.test_whole_steps import BLOCK_SIZE, STEPS, a
 from penstock.checkpoint.hf import load_pretrained
 from penstock.engine.config import EngineConfig
 from penstock.engine.workers.model_shard import open_part
-from penstock.models.llama.tensor_slices import TensorParallelRank
+from penstock.models.decoder.tensor_slices import TensorParallelRank
 from penstock.nn.linear.packed import can_multiply
 from penstock.testing.ranks import on_ranks
 

@@ -16,7 +16,7 @@ from penstock.engine.model_runner import collectives as board_module
 from penstock.engine.model_runner import native_decoder
 from penstock.engine.model_runner.runner import Runner
 from penstock.engine.workers.model_shard import open_part
-from penstock.models.llama.tensor_slices import TensorParallelRank
+from penstock.models.decoder.tensor_slices import TensorParallelRank
 from penstock.nn.linear.packed import can_multiply
 from penstock.testing.ranks import on_ranks
 

@@ -7,8 +7,8 @@ The compiler's own programs round otherwise, so compiled blocks run their traced
 import pytest
 import torch
 
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
 from penstock.nn.init import init_weights
 from penstock.parallel.activation_checkpointing import recompute
 from penstock.parallel.activation_checkpointing_plan import RecomputeConfig, plan
@@ -22,7 +22,7 @@ from penstock.parallel.vocab_parallel import finish_with_slices, slice_vocabular
 from penstock.testing.ranks import on_ranks
 from penstock.train.loss import next_token_loss
 
-SHAPE = LlamaConfig(
+SHAPE = DecoderConfig(
     model_type="qwen3",
     vocab_size=32,
     hidden_size=16,
@@ -46,7 +46,7 @@ WAYS = {
 
 def built(world, *, policy="none", compiled=False, tensor=1, dtype=torch.float32):
     with torch.device("meta"):
-        model = Llama(SHAPE)
+        model = Decoder(SHAPE)
     mesh = make_mesh(world, RankLayout(shard=world.ranks.world_size // tensor, tensor=tensor))
     if tensor > 1:
         slice_blocks(model, mesh.state["tensor"])

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from penstock.engine.model_runner import collectives as board_module
 from penstock.engine.model_runner.collectives import RankGroup, SharedBoard
-from penstock.models.llama.tensor_slices import TensorParallelRank
+from penstock.models.decoder.tensor_slices import TensorParallelRank
 from penstock.nn import native
 from penstock.testing.ranks import on_ranks
 

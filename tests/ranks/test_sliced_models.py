@@ -12,7 +12,7 @@ from penstock.checkpoint.hf_folder import read_config
 from penstock.core.errors import UsageError
 from penstock.engine.model_runner.collectives import RankGroup
 from penstock.engine.model_runner.tensor_parallel import GatheredLogits, join_ranks
-from penstock.models.llama.tensor_slices import TensorParallelRank, check_ranks
+from penstock.models.decoder.tensor_slices import TensorParallelRank, check_ranks
 from penstock.testing.ranks import on_ranks
 
 IDS = torch.tensor([[3, 1, 200, 105, 44, 9, 210, 0, 17, 106, 23, 69]])

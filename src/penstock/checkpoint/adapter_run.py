@@ -30,8 +30,8 @@ from penstock.core.boxes import whole
 from penstock.core.errors import CheckpointError, ModelError
 from penstock.core.files import TOKENIZER_FILE
 from penstock.models import FAMILIES
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
 from penstock.nn.linear.adapter_config import OUTPUT_MATRIX, AdapterConfig
 from penstock.nn.linear.lora import Adapter, RoundedProduct, is_of_adapter
 from penstock.nn.new_rows import is_new_rows, put_new_rows
@@ -112,7 +112,7 @@ def merged_matrix(weight: Tensor, adapter: Adapter, base: str) -> Tensor:
 @torch.no_grad()
 def open_merged(
     start: StartWeights,
-    model: LlamaConfig,
+    model: DecoderConfig,
     adapters: Mapping[str, Adapter],
     *,
     base: str,
@@ -159,7 +159,7 @@ def merged_model(saved: SavedCheckpoint, index: CheckpointIndex) -> nn.Module:
 
 def open_with_adapter(
     folder: Path, *, base: Path | None = None, ignored_keys: Collection[str] = ()
-) -> tuple[Llama, Path | None]:
+) -> tuple[Decoder, Path | None]:
     """Open an adapter's base with the adapter merged: float32, on the CPU; and the path of a tokenizer.json.
 
     Args:
@@ -187,4 +187,4 @@ def open_with_adapter(
     model = open_merged(start, grown, adapters, base=base_weights_of(folder), trained=trained)
     places = (folder, text_folder(start.folder))
     tokenizer = next((found for place in places if (found := place / TOKENIZER_FILE).is_file()), None)
-    return cast(Llama, model).eval(), tokenizer
+    return cast(Decoder, model).eval(), tokenizer

@@ -36,11 +36,11 @@ from penstock.core.errors import ModelError, UsageError
 from penstock.core.files import commit, remove_tree, sync_directory, temporary_beside
 from penstock.core.packages import Package
 from penstock.models import FAMILIES
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
+from penstock.models.decoder.tensor_slices import ALONE, Slice, TensorParallelRank, slice_of, sliced_config
 from penstock.models.family.config_json import config_json
 from penstock.models.family.tensors import StoredRows
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
-from penstock.models.llama.tensor_slices import ALONE, Slice, TensorParallelRank, slice_of, sliced_config
 from penstock.nn.unfilled import unfilled
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def load_pretrained(
     place: TensorParallelRank = ALONE,
     ignored_keys: Collection[str] = (),
     may_lack_head: bool = False,
-) -> Llama:
+) -> Decoder:
     """Open a model folder; the model is in evaluation mode and has its `config`.
 
     Args:
@@ -77,7 +77,7 @@ def load_pretrained(
     whole = read_config(folder, ignored_keys=ignored_keys)
     tensors = model_tensors(folder, whole, may_lack_head=may_lack_head)
     with unfilled():
-        model: Llama = FAMILIES[whole.model_type](sliced_config(whole, place))
+        model: Decoder = FAMILIES[whole.model_type](sliced_config(whole, place))
     if "unembed.weight" not in tensors:
         model.unembed = None
     dtype = dtype or type_of_most(tensors)
@@ -88,7 +88,7 @@ def load_pretrained(
 
 def save_pretrained(
     state: Mapping[str, Tensor],
-    config: LlamaConfig,
+    config: DecoderConfig,
     folder: Path | str,
     *,
     max_shard_bytes: int = 5 * 10**9,

@@ -13,8 +13,8 @@ from penstock.checkpoint.weight_files import INDEX, no_weights, read_header, wei
 from penstock.core.config import load_json
 from penstock.core.errors import ConfigError, ModelError
 from penstock.core.log import Event
+from penstock.models.decoder.config import DecoderConfig
 from penstock.models.family.config_json import config_of
-from penstock.models.llama.config import LlamaConfig
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file() and not is_hugging_face(folder)
 
 
-def read_config(folder: Path, *, ignored_keys: Collection[str] = ()) -> LlamaConfig:
+def read_config(folder: Path, *, ignored_keys: Collection[str] = ()) -> DecoderConfig:
     """Read `config.json`.
 
     Where it ties the output matrix to the embedding, and another output matrix is stored, the model is

@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.core import config
 from penstock.core.errors import CheckpointDamaged, CheckpointError, PenstockError
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.obs.metric_names import CHECKPOINTS_FOLDER, checkpoint_name
 
@@ -43,7 +43,7 @@ class Meta:
     """Number of optimizer steps taken."""
     tokens: int
     """Tokens trained on."""
-    model: LlamaConfig
+    model: DecoderConfig
     """Config of the network."""
     loader: dict[str, Any]
     """State of the loader: JSON values."""
@@ -167,7 +167,7 @@ def damaged(path: str, why: str) -> CheckpointDamaged:
     )
 
 
-def check_model(meta: Meta, model: LlamaConfig, *, checkpoint: str) -> None:
+def check_model(meta: Meta, model: DecoderConfig, *, checkpoint: str) -> None:
     """Refuse a checkpoint of another model.
 
     Raises:

@@ -11,7 +11,7 @@ from penstock.checkpoint.load import fill_boxes
 from penstock.core.boxes import Box
 from penstock.core.files import TOKENIZER_FILE
 from penstock.models import FAMILIES
-from penstock.models.llama.tensor_slices import ALONE, Slice, TensorParallelRank, slice_of, sliced_config
+from penstock.models.decoder.tensor_slices import ALONE, Slice, TensorParallelRank, slice_of, sliced_config
 from penstock.nn.unfilled import on_device, unfilled
 
 

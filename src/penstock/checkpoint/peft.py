@@ -36,10 +36,10 @@ from penstock.checkpoint.layout import INDEX_FILE
 from penstock.core.config import load_json
 from penstock.core.errors import ConfigError, ModelError
 from penstock.core.packages import Package
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
+from penstock.models.decoder.tensor_slices import ALONE, Slice, TensorParallelRank, slice_of, sliced_config
 from penstock.models.family.tensors import StoredRows
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
-from penstock.models.llama.tensor_slices import ALONE, Slice, TensorParallelRank, slice_of, sliced_config
 from penstock.nn.linear.adapter_config import (
     LINEAR_LAYERS,
     MAX_RANK,
@@ -101,7 +101,7 @@ _BASE_WEIGHTS = "penstock.base_weights"
 
 
 def read_adapter(
-    folder: Path, config: LlamaConfig, *, place: TensorParallelRank = ALONE, base_hash: str = ""
+    folder: Path, config: DecoderConfig, *, place: TensorParallelRank = ALONE, base_hash: str = ""
 ) -> dict[str, Adapter]:
     """Load the adapted layers of a folder, by the name of our linear layer; `read_new_rows` has the rest.
 
@@ -124,7 +124,7 @@ def read_adapter(
     return adapters
 
 
-def read_new_rows(folder: Path, config: LlamaConfig) -> dict[str, Tensor]:
+def read_new_rows(folder: Path, config: DecoderConfig) -> dict[str, Tensor]:
     """Return the rows of an adapter for tokens that its base lacks, by name: `embed.new_rows`.
 
     Args:
@@ -169,7 +169,7 @@ def read_new_rows(folder: Path, config: LlamaConfig) -> dict[str, Tensor]:
     return {ours[layer].replace("weight", NEW_ROWS): rows for layer, rows in found.items()}
 
 
-def read_saved_modules(folder: Path, config: LlamaConfig) -> dict[str, Tensor]:
+def read_saved_modules(folder: Path, config: DecoderConfig) -> dict[str, Tensor]:
     """Return the parameters that an adapter has whole, by our names; empty without any.
 
     Args:
@@ -259,7 +259,7 @@ def base_weights_of(folder: Path) -> str:
 def save_adapter(
     tensors: Mapping[str, Tensor],
     adapter: AdapterConfig,
-    model: LlamaConfig,
+    model: DecoderConfig,
     folder: Path,
     *,
     base: str,
@@ -394,7 +394,7 @@ def _plain(number: float) -> float:
     return int(number) if number == int(number) else number
 
 
-def _targets(modules: Collection[str], model: LlamaConfig) -> list[str]:
+def _targets(modules: Collection[str], model: DecoderConfig) -> list[str]:
     """Return PEFT's names of modules: last parts if all modules that have them are among these."""
     every = [stored.tensor.rpartition(".")[0] for stored in model.stored_rows.values()]
     short = {name.rpartition(".")[2] for name in modules}
@@ -404,7 +404,7 @@ def _targets(modules: Collection[str], model: LlamaConfig) -> list[str]:
 
 
 def _read_tensors(
-    folder: Path, config: LlamaConfig, *, place: TensorParallelRank, base_hash: str
+    folder: Path, config: DecoderConfig, *, place: TensorParallelRank, base_hash: str
 ) -> dict[str, dict[str, Tensor]]:
     """Return "A", "B" and "magnitude" of each layer, by its name."""
     layers: dict[str, dict[str, StoredRows]] = {}
@@ -435,7 +435,7 @@ def _read_tensors(
     return found
 
 
-def _is_of_this_size(file: Any, name: str, config: LlamaConfig) -> bool:  # Any: no type in safetensors
+def _is_of_this_size(file: Any, name: str, config: DecoderConfig) -> bool:  # Any: no type in safetensors
     shape = file.get_slice(name).get_shape()
     return tuple(shape) == (config.vocab_size, config.hidden_size)
 
@@ -586,10 +586,10 @@ def _part(part: Slice | None, which: str) -> Slice | None:
     return part if part is not None and part[0] == (1 if which == "A" else 0) else None
 
 
-def _shapes(config: LlamaConfig, place: TensorParallelRank) -> dict[str, tuple[int, int]]:
+def _shapes(config: DecoderConfig, place: TensorParallelRank) -> dict[str, tuple[int, int]]:
     """Return (outputs, inputs) of every linear layer of a rank's blocks and of the whole output matrix."""
     with unfilled():
-        model = Llama(sliced_config(config, place))
+        model = Decoder(sliced_config(config, place))
     shapes = {
         name: (layer.out_features, layer.in_features)
         for name, layer in model.named_modules()

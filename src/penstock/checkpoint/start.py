@@ -11,7 +11,7 @@ from penstock.checkpoint.hf_folder import identity_of, is_adapter, is_hugging_fa
 from penstock.checkpoint.layout import INDEX_FILE, MODEL
 from penstock.checkpoint.weight_files import model_tensors
 from penstock.core.errors import CheckpointError, ConfigError, ModelError
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class StartWeights:
     """Absolute path of the folder: of a model, a run or a checkpoint."""
     saved: SavedCheckpoint | None
     """The checkpoint; None: `folder` is a Hugging Face folder."""
-    model: LlamaConfig
+    model: DecoderConfig
     identity: str
     """32 hex digits; see `hf_folder.identity_of`. Of a checkpoint: the hash of its index, which has the
     checksums of all data."""

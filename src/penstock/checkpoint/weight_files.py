@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 
 from penstock.core.config import load_json
 from penstock.core.errors import ModelError
+from penstock.models.decoder.config import DecoderConfig
 from penstock.models.family.tensors import StoredRows
-from penstock.models.llama.config import LlamaConfig
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -64,7 +64,7 @@ class StoredTensor:
 
 
 def model_tensors(
-    folder: Path, config: LlamaConfig, *, may_lack_head: bool = False
+    folder: Path, config: DecoderConfig, *, may_lack_head: bool = False
 ) -> dict[str, StoredTensor]:
     """Return the tensors of a model folder by Penstock's names, in model order.
 
@@ -111,7 +111,7 @@ def text_tensors(stored: Mapping[str, StoredTensor]) -> Mapping[str, StoredTenso
     return stored
 
 
-def _stored_rows(config: LlamaConfig, stored: Collection[str]) -> dict[str, StoredRows]:
+def _stored_rows(config: DecoderConfig, stored: Collection[str]) -> dict[str, StoredRows]:
     """Return where each parameter lies in the folder, by Penstock's names.
 
     `AutoModel` saves a model without its output matrix, and its names without the prefix `model.`. Of a tied

@@ -29,7 +29,7 @@ from penstock.core.toml import toml_text
 from penstock.core.units import parse_count, si
 from penstock.engine.config import EngineConfig
 from penstock.engine.model_runner.graph_plan import plan_graphs
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.models.presets import PRESETS
 from penstock.plan import decode
 from penstock.plan.hardware import Cluster, cluster_names, cluster_of
@@ -140,7 +140,7 @@ def _config_of(raw: Raw) -> TrainConfig:
         return config
 
 
-def _generation(model: LlamaConfig, cluster: Cluster, *, tokens: int, as_json: bool) -> int:
+def _generation(model: DecoderConfig, cluster: Cluster, *, tokens: int, as_json: bool) -> int:
     """Print the predicted speed of generation with `tokens` tokens of context."""
     found = decode.serving_options(model, cluster, context_tokens=tokens)
     defaults = EngineConfig()

@@ -25,8 +25,8 @@ from penstock.engine.workers.model_shard import ModelShard, open_part, part_of
 from penstock.engine.workers.processes import RankProcesses
 from penstock.engine.workers.ranked_runner import RankedRunner, start_others
 from penstock.engine.workers.warmup import activation_bytes, compile_draws, graph_bytes
-from penstock.models.llama.model import Llama
-from penstock.models.llama.tensor_slices import ALONE, TensorParallelRank
+from penstock.models.decoder.model import Decoder
+from penstock.models.decoder.tensor_slices import ALONE, TensorParallelRank
 
 
 def build_engine(path: Path, config: EngineConfig) -> Engine:
@@ -50,7 +50,7 @@ def _assemble(path: Path, config: EngineConfig, others: RankProcesses | None) ->
     return _engine(part, config, tokenizer_path, others)
 
 
-def engine_of(model: Llama, config: EngineConfig, *, tokenizer_path: Path | None = None) -> Engine:
+def engine_of(model: Decoder, config: EngineConfig, *, tokenizer_path: Path | None = None) -> Engine:
     """Build an engine from a model in memory, on the model's device.
 
     The model is changed in place: its matrices are merged, packed or rounded.

@@ -15,7 +15,7 @@ from penstock.devices.kernel_trial import Operation
 from penstock.engine.config import EngineConfig
 from penstock.engine.model_runner.capacity import defaults_of
 from penstock.engine.workers.model_shard import ModelShard
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.nn.kernels.trials import Heads, page_operations
 from penstock.nn.linear.trials import product_operations
 from penstock.nn.triton_support import has_triton
@@ -43,7 +43,7 @@ def choose_kernels(part: ModelShard, config: EngineConfig) -> KernelTable:
 
 
 def operations_of(
-    model: LlamaConfig,
+    model: DecoderConfig,
     config: EngineConfig,
     *,
     dtype: torch.dtype,

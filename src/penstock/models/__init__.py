@@ -3,4 +3,4 @@
 from penstock.core.table import Table
 from penstock.models.families import FAMILY
 
-FAMILIES = Table("model family", dict.fromkeys(FAMILY, "penstock.models.llama.model:Llama"))
+FAMILIES = Table("model family", dict.fromkeys(FAMILY, "penstock.models.decoder.model:Decoder"))

@@ -1,4 +1,4 @@
-"""Presets: published model shapes by name, for `model.preset`, as values of a LlamaConfig; no torch.
+"""Presets: published model shapes by name, for `model.preset`, as values of a DecoderConfig; no torch.
 
 Tests compare the parameter count of each with the published one, as the author remembers it, to the digit,
 and with transformers' model of the same shape. A count cannot verify `rope_theta`, `rms_norm_eps`, the
@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.core.errors import ConfigError, nearest
 
-Values = dict[str, Any]  # Any: config values, validated by LlamaConfig
+Values = dict[str, Any]  # Any: config values, validated by DecoderConfig
 
 
 def _shape(size: str) -> Values:
@@ -155,7 +155,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         },
     ),
 }
-"""Name -> fields of LlamaConfig; other fields have their defaults."""
+"""Name -> fields of DecoderConfig; other fields have their defaults."""
 
 
 def expanded(model: Mapping[str, Any]) -> Values:

@@ -12,7 +12,7 @@ q and k: widths of queries and keys, f: feed-forward, c: bytes of a number.
 
 import math
 
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.parallel.activation_checkpointing_plan import Mode
 from penstock.parallel.layout import ContextRule
@@ -21,7 +21,7 @@ _FLOAT32 = 4
 
 
 def block_bytes(
-    model: LlamaConfig,
+    model: DecoderConfig,
     *,
     tokens: int,
     compute_bytes: int,
@@ -47,7 +47,7 @@ def block_bytes(
         has_codes: the feed-forward's input is kept in 8 bits, and the product of its gate is computed again
             (float8 with a scale per tensor, compiled).
 
-    >>> shape = LlamaConfig(vocab_size=9, hidden_size=64, intermediate_size=160, num_hidden_layers=1,
+    >>> shape = DecoderConfig(vocab_size=9, hidden_size=64, intermediate_size=160, num_hidden_layers=1,
     ...                     num_attention_heads=4, num_key_value_heads=2)
     >>> block_bytes(shape, tokens=1, compute_bytes=4)
     {'keep': 4888, 'operators': 2832, 'full': 256}
@@ -74,7 +74,7 @@ def block_bytes(
 
 
 def adapter_bytes(
-    model: LlamaConfig,
+    model: DecoderConfig,
     adapter: AdapterConfig,
     *,
     compute_bytes: int,
@@ -102,13 +102,13 @@ def adapter_bytes(
     return found
 
 
-def widths(model: LlamaConfig, tensor: int = 1) -> tuple[int, int]:
+def widths(model: DecoderConfig, tensor: int = 1) -> tuple[int, int]:
     """Return the widths of a token's queries and of its keys, summed over tensor-parallel ranks."""
     keys = max(model.key_value_heads, tensor)  # ranks that share a head each have all of it
     return model.num_attention_heads * model.size_of_head, keys * model.size_of_head
 
 
-def _spread(model: LlamaConfig, c: int, *, context: int, rule: ContextRule) -> int:
+def _spread(model: DecoderConfig, c: int, *, context: int, rule: ContextRule) -> int:
     """Return the extra bytes per token under context parallelism: whole or exchanged keys and values."""
     q, k = widths(model)
     if rule == "all_gather":  # keys and values of whole rows, one per query head, instead of its own
@@ -118,7 +118,7 @@ def _spread(model: LlamaConfig, c: int, *, context: int, rule: ContextRule) -> i
 
 
 def working_bytes(
-    model: LlamaConfig, *, tokens: int, compute_bytes: int, tensor: int = 1, context: int = 1
+    model: DecoderConfig, *, tokens: int, compute_bytes: int, tensor: int = 1, context: int = 1
 ) -> int:
     """Return the peak bytes that a block's backward allocates beyond the kept activations.
 

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any, Literal
 
 from penstock.core.errors import ConfigError
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.parallel.feasibility import check_fit
 from penstock.parallel.layout import REST, ContextRule, ParallelConfig, RankLayout
@@ -32,7 +32,7 @@ _PASSED_ON = ("window_mib", "schedule", "operations", "gather", "reduce", "feedb
 class Question:
     """Job to plan: model, batch, and the settings that are decided already."""
 
-    model: LlamaConfig
+    model: DecoderConfig
     sequence_length: int
     global_batch_size: int
     """Rows of a step."""

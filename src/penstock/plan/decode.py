@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from penstock.core.errors import ConfigError
 from penstock.core.units import mib
 from penstock.devices.figures import Architecture, Device
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.parallel.layout import RankLayout
 from penstock.plan.candidates import divisors
 from penstock.plan.comm import HOP_S, LINK_SHARE, all_reduce, group
@@ -55,7 +55,7 @@ _SCALES = {16: 0, 8: 0, 4: 1}
 class DecodeJob:
     """Generation job: a model on one group of tensor-parallel devices."""
 
-    model: LlamaConfig
+    model: DecoderConfig
     tensor: int = 1
     batch: int = 1
     """Sequences generated at the same time."""
@@ -94,7 +94,7 @@ def _cache_bytes(job: DecodeJob) -> float:
     return job.batch * seen * 2 * heads * model.size_of_head * 2
 
 
-def _multiplied(model: LlamaConfig) -> int:
+def _multiplied(model: DecoderConfig) -> int:
     """Return the parameters that every token is multiplied with: all but the embedding's."""
     looked_up = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
     return model.num_parameters - looked_up
@@ -231,7 +231,7 @@ class ServingOption(NamedTuple):
     prediction: DecodePrediction
 
 
-def serving_options(model: LlamaConfig, cluster: Cluster, *, context_tokens: int) -> list[ServingOption]:
+def serving_options(model: DecoderConfig, cluster: Cluster, *, context_tokens: int) -> list[ServingOption]:
     """Return the options that fit: all tensor degrees of a machine, for batches of several sizes.
 
     Steps run as `penstock serve` runs them: as CUDA graphs on one device, kernel by kernel on several.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.core.errors import ConfigError
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.nn.linear.adapter_config import GROUP, OUTPUT_MATRIX, AdapterConfig
 from penstock.parallel.activation_checkpointing_plan import Mode
 from penstock.parallel.config import Schedule
@@ -25,7 +25,7 @@ Attention = Literal["flash", "flash3", "plain"]
 class TrainingStep:
     """Training step with all settings that affect its time or memory."""
 
-    model: LlamaConfig
+    model: DecoderConfig
     layout: RankLayout
     sequence_length: int
     micro_batch_size: int = 1

@@ -41,8 +41,8 @@ from penstock.engine.assemble import engine_of
 from penstock.engine.config import EngineConfig
 from penstock.engine.llm import LLM
 from penstock.models import FAMILIES
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
 from penstock.nn.linear.adapter_config import OUTPUT_MATRIX, AdapterConfig, block_layers
 from penstock.nn.linear.lora import adapter_shapes, is_of_adapter, rounded_by_block
 from penstock.nn.new_rows import NEW_ROWS, put_new_rows
@@ -165,7 +165,7 @@ def tokenizer_of(config: TrainConfig) -> Path:
 
 @torch.no_grad()
 def fill_whole(
-    model: Llama | None, state: TrainState, config: TrainConfig, world: World, *, everywhere: bool = False
+    model: Decoder | None, state: TrainState, config: TrainConfig, world: World, *, everywhere: bool = False
 ) -> None:
     """Fill a plain model with a run's present weights, adapters merged; every rank must call it.
 
@@ -255,8 +255,8 @@ class PlainTensors(Mapping[str, Tensor]):
 def _merge_adapters(
     trained: torch.nn.Module,
     adapter: AdapterConfig,
-    config: LlamaConfig,
-    model: Llama | None,
+    config: DecoderConfig,
+    model: Decoder | None,
     world: World,
     *,
     everywhere: bool,
@@ -288,7 +288,7 @@ def _merge_adapters(
         put_new_rows(model.state_dict(), rooms)
 
 
-def _empty_model(config: TrainConfig, world: World, *, copies: int) -> Llama:
+def _empty_model(config: TrainConfig, world: World, *, copies: int) -> Decoder:
     """Return a model without values in the compute dtype, on this rank's device.
 
     Raises:
@@ -296,7 +296,7 @@ def _empty_model(config: TrainConfig, world: World, *, copies: int) -> Llama:
     """
     with unfilled():
         model = FAMILIES[config.model.model_type](config.model)
-    model = cast(Llama, model).to(getattr(torch, config.compute)).requires_grad_(False)
+    model = cast(Decoder, model).to(getattr(torch, config.compute)).requires_grad_(False)
     needed = sum(parameter.nbytes for parameter in model.parameters())
     if accelerator.is_accelerator(world.device):
         accelerator.free_cache()

@@ -29,7 +29,7 @@ from penstock.data.corpus.spec import absolute
 from penstock.devices import accelerator
 from penstock.devices.kernel_table import AUTO, REFERENCE
 from penstock.models import FAMILIES
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.nn.init import init_adapters, init_weights
 from penstock.nn.kernels.choose import choose_kernel
 from penstock.nn.linear.lora import is_of_adapter, rounded_by_block
@@ -189,7 +189,7 @@ def _masters(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> di
     }
 
 
-def _say_start(start: StartWeights, model: LlamaConfig) -> None:
+def _say_start(start: StartWeights, model: DecoderConfig) -> None:
     log.info(
         Event("started", "Started from the weights in {path} (hash {hash})", path=start, hash=start.identity)
     )

@@ -13,13 +13,13 @@ from gpu_parts.serving import bytes_per_token, prompt_flops, random_model
 
 from penstock.engine.assemble import engine_of
 from penstock.engine.config import EngineConfig
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 
 VOCABULARY, HIDDEN, WIDE = 96, 32, 64
 
 
 def shape(*, tied):
-    return LlamaConfig(
+    return DecoderConfig(
         vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=WIDE, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=tied,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from tests.in_process import run_cli
 
 from penstock.core.errors import UsageError
 from penstock.launch import local
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.testing.corpora import write_corpus
 from penstock.text.tokenizer import train_tokenizer
 
@@ -83,7 +83,7 @@ def test_sizes_have_ceilings(recipe, key, value):
 
 
 def test_the_largest_model_below_the_ceilings_has_a_size_in_64_bits():
-    largest = LlamaConfig(
+    largest = DecoderConfig(
         vocab_size=2**24,
         hidden_size=2**20,
         intermediate_size=2**23,

@@ -10,8 +10,8 @@ from penstock.core.errors import ConfigError
 from penstock.engine.assemble import build_engine, engine_of
 from penstock.engine.config import EngineConfig
 from penstock.engine.request import Request
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
 from penstock.nn.init import init_weights
 
 CONFIG = EngineConfig(device="cpu", cache_gib=0.01, compile="off")
@@ -19,8 +19,8 @@ CONFIG = EngineConfig(device="cpu", cache_gib=0.01, compile="off")
 
 @pytest.fixture
 def model():
-    made = Llama(
-        LlamaConfig(
+    made = Decoder(
+        DecoderConfig(
             vocab_size=61,
             hidden_size=32,
             intermediate_size=48,

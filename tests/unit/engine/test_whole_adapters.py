@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from penstock.engine.model_runner.native_decoder import adapter_panels
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.nn.linear.packed import can_multiply
 from tests.loras import save_lora
 from tests.unit.engine.model_runner.test_whole_steps import CONFIGS, STEPS, a_batch, a_runner, by_modules
@@ -32,7 +32,7 @@ def folders(tmp_path_factory):
     """Name of a family -> its adapters, by kind."""
     made = {}
     for name, config in CONFIGS.items():
-        model, where = Llama(config), tmp_path_factory.mktemp(name)
+        model, where = Decoder(config), tmp_path_factory.mktemp(name)
         made[name] = {
             kind: save_lora(where / kind, model, seed=seed, **of)
             for seed, (kind, of) in enumerate(KINDS.items())

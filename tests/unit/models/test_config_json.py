@@ -7,9 +7,9 @@ import pytest
 
 from penstock.checkpoint.hf_folder import read_config
 from penstock.core.errors import ConfigError, ModelError
+from penstock.models.decoder.config import DecoderConfig
 from penstock.models.families import supported_families
 from penstock.models.family.config_json import config_json, config_of
-from penstock.models.llama.config import LlamaConfig
 
 SIZES = {
     "vocab_size": 61,
@@ -97,7 +97,7 @@ def test_keys_that_are_null_are_absent():
 
 @pytest.mark.parametrize("part", [0.0, 1.0])
 def test_granite_4_with_and_without_positions_survives_the_round_trip(part):
-    config = LlamaConfig(**SIZES, model_type="granitemoehybrid", partial_rotary_factor=part)
+    config = DecoderConfig(**SIZES, model_type="granitemoehybrid", partial_rotary_factor=part)
     read = config_of(config_json(config))
     explicit = {"head_dim": read.head_dim, "attention_multiplier": config.attention_scale}
     assert read == replace(config, **explicit)
@@ -107,7 +107,7 @@ def test_granite_4_with_and_without_positions_survives_the_round_trip(part):
 def test_a_part_of_a_head_that_config_json_cannot_say_is_refused():
     for model_type, part in (("granitemoehybrid", 0.5), ("phi3", 0.0), ("glm", 0.0)):
         with pytest.raises(ConfigError, match="partial_rotary_factor must"):
-            LlamaConfig(**SIZES, model_type=model_type, partial_rotary_factor=part)
+            DecoderConfig(**SIZES, model_type=model_type, partial_rotary_factor=part)
 
 
 def test_a_config_json_without_a_size_is_refused():

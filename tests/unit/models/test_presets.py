@@ -6,7 +6,7 @@ import torch
 from penstock.core.config import build
 from penstock.core.errors import ConfigError
 from penstock.models import FAMILIES
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.models.presets import PRESETS, expanded
 
 PUBLISHED = {
@@ -49,7 +49,7 @@ def test_every_preset_has_a_published_count():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_builds_on_the_meta_device_with_the_published_number_of_parameters(name):
-    config = build(LlamaConfig, PRESETS[name])
+    config = build(DecoderConfig, PRESETS[name])
     with torch.device("meta"):
         model = FAMILIES[config.model_type](config)
     assert sum(parameter.numel() for parameter in model.parameters()) == PUBLISHED[name]
@@ -59,14 +59,14 @@ def test_a_preset_builds_on_the_meta_device_with_the_published_number_of_paramet
 def test_keys_beside_a_preset_change_it():
     model = expanded({"preset": "llama3.1-405b", "num_hidden_layers": 2, "tie_word_embeddings": True})
     assert "preset" not in model
-    config = build(LlamaConfig, model)
+    config = build(DecoderConfig, model)
     assert (config.num_hidden_layers, config.tie_word_embeddings) == (2, True)
     assert config.hidden_size == 16_384
     assert config.rope_scaling is not None
 
 
 def test_what_a_preset_has_can_be_taken_away():
-    config = build(LlamaConfig, expanded({"preset": "llama3.2-1b", "rope_scaling": "none"}))
+    config = build(DecoderConfig, expanded({"preset": "llama3.2-1b", "rope_scaling": "none"}))
     assert config.rope_scaling is None
     assert config.head_dim == 64
 

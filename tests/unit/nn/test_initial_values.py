@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from penstock.core import rng
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.nn import init
 from penstock.nn.random_bits import mix64
 from tests.families import small_llama
@@ -15,7 +15,7 @@ CONFIG = small_llama(attention_bias=True)
 
 def built(seed=0):
     with torch.device("meta"):
-        model = Llama(CONFIG)
+        model = Decoder(CONFIG)
     model.to_empty(device="cpu")
     init.init_weights(model, seed=seed)
     return model

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from penstock.checkpoint.adapter_run import merged_matrix
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.nn.linear.lora import (
     RoundedProduct,
@@ -27,7 +27,7 @@ IDS = torch.arange(66).view(2, 33) % 61
 def networks(request):
     """A tuned network over a rounded base, the same in float64, and the float64 network of its export."""
     torch.manual_seed(1)
-    plain = Llama(small_llama(vocab_size=61, hidden_size=80, intermediate_size=108))  # short last groups
+    plain = Decoder(small_llama(vocab_size=61, hidden_size=80, intermediate_size=108))  # short last groups
     for parameter in plain.parameters():
         if parameter.dim() == 2:
             nn.init.normal_(parameter, std=0.15)

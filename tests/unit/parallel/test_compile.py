@@ -3,19 +3,19 @@
 import pytest
 import torch
 
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
 from penstock.nn.init import init_weights
 from penstock.parallel.apply import compile_blocks
 from penstock.parallel.config import CompileConfig
 
-SHAPE = LlamaConfig(
+SHAPE = DecoderConfig(
     vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2
 )
 
 
 def built(*, compiled, backend="eager"):
-    model = Llama(SHAPE)
+    model = Decoder(SHAPE)
     init_weights(model, seed=0)
     compile_blocks(model, CompileConfig(enabled=compiled), backend=backend)
     return model

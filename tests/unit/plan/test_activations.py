@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
 from penstock.nn.init import init_weights
 from penstock.parallel.activation_checkpointing import recompute
 from penstock.plan.activations import block_bytes
@@ -22,7 +22,7 @@ SIZES = {
 
 
 def alive_after_forward(model_type, mode, dtype, *, blocks):
-    model = Llama(LlamaConfig(**SIZES, model_type=model_type, num_hidden_layers=blocks)).to(dtype)
+    model = Decoder(DecoderConfig(**SIZES, model_type=model_type, num_hidden_layers=blocks)).to(dtype)
     init_weights(model, seed=0)
     recompute(model, [mode] * blocks)
     ids = torch.zeros(ROWS, LENGTH, dtype=torch.long)
@@ -39,6 +39,6 @@ def alive_after_forward(model_type, mode, dtype, *, blocks):
 def test_a_block_keeps_what_the_plan_says(model_type, mode, dtype):
     """Within 1%: what three blocks keep beyond one, so that what a model keeps once is not in it."""
     found = [alive_after_forward(model_type, mode, dtype, blocks=blocks) for blocks in (1, 3)]
-    shape = LlamaConfig(**SIZES, model_type=model_type, num_hidden_layers=3)
+    shape = DecoderConfig(**SIZES, model_type=model_type, num_hidden_layers=3)
     planned = block_bytes(shape, tokens=ROWS * LENGTH, compute_bytes=dtype.itemsize)[mode]
     assert (found[1] - found[0]) / 2 == pytest.approx(planned, rel=0.01)

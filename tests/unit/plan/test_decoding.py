@@ -6,13 +6,13 @@ import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.devices.figures import DEVICES
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.models.presets import expanded
 from penstock.plan.decode import DecodeJob, predict_decode
 from penstock.plan.hardware import Cluster
 
 NODE = Cluster(nodes=1, devices_per_node=8, device=DEVICES["A100-80GB"])
-LLAMA_70B = LlamaConfig(**expanded({"preset": "llama2-70b"}))
+LLAMA_70B = DecoderConfig(**expanded({"preset": "llama2-70b"}))
 
 
 def decode(**of):
@@ -61,7 +61,7 @@ def test_what_does_not_fit_is_refused_with_the_sizes():
 
 
 def test_a_window_of_attention_bounds_the_cache():
-    windowed = LlamaConfig(**expanded({"preset": "mistral-7b-v0.1"}))
+    windowed = DecoderConfig(**expanded({"preset": "mistral-7b-v0.1"}))
     whole = replace(windowed, sliding_window=None)
     short, long = (decode(model=model, context_tokens=32_768, tensor=1) for model in (windowed, whole))
     assert short.device_bytes < long.device_bytes - 3 * 2**30

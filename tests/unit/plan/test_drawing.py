@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from penstock.devices.figures import DEVICES
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.parallel.layout import RankLayout
 from penstock.plan.hardware import Cluster
 from penstock.plan.job import TrainingStep
@@ -16,7 +16,7 @@ from penstock.plan.report import svg, trace
 
 @pytest.fixture
 def events():
-    model = LlamaConfig(
+    model = DecoderConfig(
         vocab_size=32_000,
         hidden_size=1024,
         intermediate_size=2752,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.parallel.layout import RankLayout
 from penstock.plan.job import TrainingStep
 from penstock.plan.memory import BytesPerParameter, moments, peak
@@ -20,7 +20,7 @@ SHAPE = {
 
 def job(**changes):
     fields = {"layout": RankLayout(shard=8), "sequence_length": 512, "num_micro_batches": 4, **changes}
-    return TrainingStep(model=LlamaConfig(**SHAPE, vocab_size=4096), **fields)
+    return TrainingStep(model=DecoderConfig(**SHAPE, vocab_size=4096), **fields)
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_a_first_stage_holds_more_micro_batches_than_a_last_one():
 
 
 def test_a_large_vocabulary_is_fullest_at_the_loss_and_a_wide_model_in_its_backward():
-    model = LlamaConfig(**SHAPE, vocab_size=128_000)
+    model = DecoderConfig(**SHAPE, vocab_size=128_000)
     assert peak(replace(job(), model=model)).moment in ("loss", "reduction")
-    small = LlamaConfig(**SHAPE, vocab_size=256)
+    small = DecoderConfig(**SHAPE, vocab_size=256)
     assert peak(replace(job(micro_batch_size=4, modes="full"), model=small)).moment == "backward"
 
 

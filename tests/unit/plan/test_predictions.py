@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.devices.figures import DEVICES
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.models.presets import expanded
 from penstock.parallel.layout import RankLayout
 from penstock.plan.block_costs import units_of
@@ -17,8 +17,8 @@ from penstock.plan.hardware import Cluster
 from penstock.plan.job import TrainingStep
 from penstock.plan.predict import predict, timeline_of
 
-LLAMA_7B = LlamaConfig(**expanded({"preset": "llama2-7b"}))
-LLAMA_70B = LlamaConfig(**expanded({"preset": "llama2-70b"}))
+LLAMA_7B = DecoderConfig(**expanded({"preset": "llama2-7b"}))
+LLAMA_70B = DecoderConfig(**expanded({"preset": "llama2-70b"}))
 A100 = Cluster(
     nodes=16, devices_per_node=8, device=DEVICES["A100-80GB"], nics=4, transport="rdma", latency_us=10
 )

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.devices.figures import DEVICES
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.parallel.layout import RankLayout
 from penstock.plan.candidates import Question, divisors, jobs, layouts
 from penstock.plan.hardware import Cluster
@@ -25,7 +25,7 @@ from penstock.plan.search import (
     wider,
 )
 
-MODEL = LlamaConfig(
+MODEL = DecoderConfig(
     vocab_size=32_000,
     hidden_size=2048,
     intermediate_size=5504,

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.parallel.activation_checkpointing_plan import RecomputeConfig, plan
 from penstock.parallel.layout import RankLayout
 from penstock.plan.activations import block_bytes
 from penstock.plan.job import TrainingStep
 from penstock.plan.recipe_sections import decided, sections_of, with_plan
 
-MODEL = LlamaConfig(
+MODEL = DecoderConfig(
     vocab_size=512,
     hidden_size=64,
     intermediate_size=160,

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from penstock.core.errors import CorpusError, UsageError, nearest
 from penstock.core.files import write_atomic
 from penstock.core.units import Count
-from penstock.data.prepare.byte_streams import MIN_ZSTD_LONG, MAX_ZSTD_LONG, ZSTD_LONG
+from penstock.data.prepare.byte_streams import MAX_ZSTD_LONG, MIN_ZSTD_LONG, ZSTD_LONG
 from penstock.data.prepare.chat_records import FIELDS
 from penstock.data.prepare.html import HtmlRule
 from penstock.text.tokenizer import MAX_IDS, MIN_VOCAB

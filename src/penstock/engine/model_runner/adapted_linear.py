@@ -26,7 +26,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from penstock.engine.model_runner.tensor_parallel import SummedLinear
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.nn.linear.lora import Adapter
 from penstock.nn.linear.packed import MergedLinear, PackedLinear
 from penstock.nn.linear.quantized import Float8Linear, Int4Linear, Int8Linear
@@ -145,7 +145,7 @@ def neutral_scaling(outputs: int) -> Float[Tensor, "2 outputs"]:
     return torch.stack([torch.ones(outputs), torch.zeros(outputs)])
 
 
-def sites_of(model: Llama) -> Iterator[Site]:
+def sites_of(model: Decoder) -> Iterator[Site]:
     """Yield each linear layer of the blocks."""
     for number, block in enumerate(model.layers):
         for of in ("attention", "mlp"):

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from penstock.core.errors import ConfigError
 from penstock.engine.config import EngineConfig
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.nn import native
 from penstock.nn.linear.packed import MergedLinear
 
@@ -26,7 +26,7 @@ _FEW_HEADS = 4
 (FEW_ROWS in nn/native/attention/task.h)."""
 
 
-def check_batch_invariant(config: EngineConfig, model: LlamaConfig, device: torch.device) -> None:
+def check_batch_invariant(config: EngineConfig, model: DecoderConfig, device: torch.device) -> None:
     """Raise ConfigError if an engine's answers would depend on neighbours though it is to be
     batch-invariant."""
     if not config.batch_invariant:

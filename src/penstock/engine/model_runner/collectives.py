@@ -26,7 +26,7 @@ from torch import Tensor
 from penstock.core.errors import UsageError
 from penstock.core.log import Event
 from penstock.devices import accelerator
-from penstock.models.llama.tensor_slices import TensorParallelRank
+from penstock.models.decoder.tensor_slices import TensorParallelRank
 from penstock.nn import native
 
 _LINE_BYTES = 64

@@ -32,7 +32,7 @@ from penstock.core.log import Event
 from penstock.engine.config import Compile
 from penstock.engine.model_runner.graph_plan import sizes_up_to
 from penstock.engine.model_runner.kv_cache import BoundCache, PagedCache
-from penstock.models.llama.model import Block, Llama
+from penstock.models.decoder.model import Block, Decoder
 from penstock.nn import native
 from penstock.nn.attention import Attend, Rope
 from penstock.nn.kernels.paged_opaque import HiddenPages, pages_in_use
@@ -98,7 +98,7 @@ class CompiledSteps:
 
     def __init__(
         self,
-        model: Llama,
+        model: Decoder,
         cache: PagedCache,
         *,
         sizes: Iterable[int],
@@ -159,7 +159,7 @@ class CompiledSteps:
             ids, positions = (nn.functional.pad(tensor, more) for tensor in (ids, positions))
         return self._computed(self._compiled, ids, positions, cache)[:, :count]
 
-    def _computed(self, twin: Llama, ids: Tensor, positions: Tensor, cache: BoundCache) -> Tensor:
+    def _computed(self, twin: Decoder, ids: Tensor, positions: Tensor, cache: BoundCache) -> Tensor:
         with pages_in_use(cache.layers):
             return twin.hidden(ids, position_ids=positions, cache=self._hidden_cache)
 
@@ -208,7 +208,7 @@ class CompiledSteps:
         )
 
     @torch.inference_mode()
-    def _run_alone(self, twin: Llama, size: int) -> None:
+    def _run_alone(self, twin: Decoder, size: int) -> None:
         """Compute a step of padding only: compiles the programs of a size and writes to no page."""
         none = torch.zeros(0, dtype=torch.int32, device=self._cache.device)
         step = PagedStep(
@@ -264,12 +264,12 @@ def _compute_block_of_any(block: Block, x: Tensor, rope: Rope, pages: HiddenPage
 class _Any:
     """Networks whose blocks are computed by the program of any number of tokens."""
 
-    compiling: Llama
-    compiled: Llama
+    compiling: Decoder
+    compiled: Decoder
     is_ready: bool = False
 
 
-def _with_blocks(model: Llama, program: Program) -> Llama:
+def _with_blocks(model: Decoder, program: Program) -> Decoder:
     """Return a network with the same parameters whose blocks are computed by `program`."""
     twin = copy(model)
     twin._modules = dict(model._modules)

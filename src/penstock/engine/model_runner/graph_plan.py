@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.core.units import mib
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 
 _BLOCK_S = 3.4e-3
 """Seconds to record a block in one graph: 1.98 s for 18 graphs of 32 blocks (serve 8b bfloat16, graphs:
@@ -80,7 +80,7 @@ class RecordedGraphs:
 
 
 def plan_graphs(
-    model: LlamaConfig, *, max_sequences: int, context: int, block_size: int, number_bytes: int = 2
+    model: DecoderConfig, *, max_sequences: int, context: int, block_size: int, number_bytes: int = 2
 ) -> GraphPlan:
     """Return what the graphs of a model take.
 
@@ -88,7 +88,7 @@ def plan_graphs(
         context: of the engine, in tokens.
         number_bytes: of an activation.
 
-    >>> small = LlamaConfig(vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+    >>> small = DecoderConfig(vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
     ...                     num_attention_heads=4, num_key_value_heads=2)
     >>> plan = plan_graphs(small, max_sequences=4, context=1024, block_size=16)
     >>> plan.sizes, round(plan.seconds, 3)
@@ -108,14 +108,14 @@ def plan_graphs(
     )
 
 
-def fixed_bytes(model: LlamaConfig, *, max_sequences: int, max_blocks: int, number_bytes: int) -> int:
+def fixed_bytes(model: DecoderConfig, *, max_sequences: int, max_blocks: int, number_bytes: int) -> int:
     """Return the bytes of what graphs have beside the activations of a step."""
     inputs = max_sequences * (_ROW_BYTES + 2 * 4 * max_blocks)  # block tables as uploaded, and in rows
     results = max_sequences * (model.vocab_size + model.hidden_size) * number_bytes
     return inputs + results + WORKSPACE_BYTES
 
 
-def _step_bytes(model: LlamaConfig, sequences: int, *, context: int, number_bytes: int) -> int:
+def _step_bytes(model: DecoderConfig, sequences: int, *, context: int, number_bytes: int) -> int:
     heads = model.num_attention_heads * model.size_of_head
     kv_heads = model.key_value_heads * model.size_of_head
     # residual stream, its norm and a sum; queries, keys, values and their attention; gate, up and product

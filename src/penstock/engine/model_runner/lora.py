@@ -33,9 +33,9 @@ from penstock.engine.model_runner.adapted_linear import (
 from penstock.engine.model_runner.batch import StepBatch
 from penstock.engine.model_runner.collectives import RankGroup
 from penstock.engine.model_runner.new_tokens import NewTokens
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
-from penstock.models.llama.tensor_slices import ALONE
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
+from penstock.models.decoder.tensor_slices import ALONE
 from penstock.nn.linear.adapter_config import OUTPUT_MATRIX
 from penstock.nn.linear.lora import Adapter, factors
 from penstock.nn.new_rows import NEW_ROWS
@@ -53,7 +53,7 @@ class Adapters:
     """
 
     def __init__(
-        self, model: Llama, whole: LlamaConfig, *, group: RankGroup | None = None, base_hash: str = ""
+        self, model: Decoder, whole: DecoderConfig, *, group: RankGroup | None = None, base_hash: str = ""
     ) -> None:
         self.indexes: dict[str, int] = {}
         """Adapter name -> index in a batch; indices are never reused."""

@@ -27,7 +27,7 @@ from penstock.engine.model_runner.collectives import SLOT_BYTES, RankGroup
 from penstock.engine.model_runner.kv_cache import PagedCache
 from penstock.engine.model_runner.serving_layers import FusedBlock
 from penstock.engine.model_runner.tensor_parallel import SummedEmbedding, SummedLinear, vocabulary_of
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.nn.fused import BlockOperands, FusedRMSNorm, operands_of
 from penstock.nn.linear.packed import MergedLinear, to_panels
 from penstock.nn.rope import RopeCache
@@ -42,7 +42,7 @@ _LAYERS = (
 
 
 def adapter_panels(
-    updates: Mapping[str, AdapterUpdate], model: Llama, dtype: torch.dtype
+    updates: Mapping[str, AdapterUpdate], model: Decoder, dtype: torch.dtype
 ) -> tuple[list[Tensor | None], int]:
     """Return the packed panels of A and of B and the scaling of each layer of each block, and the rank after
     padding.
@@ -123,7 +123,7 @@ class NativeDecoder:
     """
 
     def __init__(
-        self, network: _Network, rope: RopeCache, model: Llama, *, dtype: torch.dtype, most_tokens: float
+        self, network: _Network, rope: RopeCache, model: Decoder, *, dtype: torch.dtype, most_tokens: float
     ) -> None:
         self._network, self._rope, self._model, self._dtype = network, rope, model, dtype
         self._logits_scaling, self._most_tokens = model.config.logits_scaling, most_tokens
@@ -157,7 +157,7 @@ class NativeDecoder:
 
 
 def open_native_decoder(
-    model: Llama, cache: PagedCache, group: RankGroup | None = None
+    model: Decoder, cache: PagedCache, group: RankGroup | None = None
 ) -> NativeDecoder | None:
     """Return the native decoder of a model with its present layers; None if a layer is not supported.
 
@@ -173,7 +173,7 @@ def open_native_decoder(
 
 
 def _of_blocks(
-    model: Llama, cache: PagedCache, blocks: list[BlockOperands], group: RankGroup | None
+    model: Decoder, cache: PagedCache, blocks: list[BlockOperands], group: RankGroup | None
 ) -> NativeDecoder:
     head = operands_of(model.unembed)
     assert head is not None and model.unembed is not None  # noqa: PT018
@@ -197,7 +197,7 @@ def _of_blocks(
     return NativeDecoder(network, rope, model, dtype=dtype, most_tokens=most_tokens)
 
 
-def _blocks(model: Llama, cache: PagedCache) -> list[BlockOperands] | None:
+def _blocks(model: Decoder, cache: PagedCache) -> list[BlockOperands] | None:
     """Return the operands of all blocks; None if the operator cannot compute the network."""
     found = [_operands(block, cache) for block in model.layers]
     blocks = [block for block in found if block is not None]

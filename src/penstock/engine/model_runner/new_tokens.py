@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from penstock.engine.model_runner.batch import StepBatch
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 
 
 class NewTokens:
@@ -86,13 +86,13 @@ class NewTokens:
             wide[at, self._vocab_size : self._vocab_size + len(rows)] = found.to(wide.dtype)
         return wide
 
-    def wrap(self, model: Llama) -> None:
+    def wrap(self, model: Decoder) -> None:
         """Let the model's embedding look up rows of the table, in place."""
         if self.table is not None and not isinstance(model.embed, ExtendedEmbedding):
             model.embed = ExtendedEmbedding(model.embed, self, first=self._vocab_size)  # type: ignore[assignment]
 
     @staticmethod
-    def unwrap(model: Llama) -> None:
+    def unwrap(model: Decoder) -> None:
         """Undo `wrap`."""
         if isinstance(model.embed, ExtendedEmbedding):
             model.embed = model.embed.embedding  # type: ignore[assignment]

@@ -8,14 +8,14 @@ from penstock.checkpoint.hf import load_pretrained
 from penstock.checkpoint.hf_folder import is_adapter, is_hugging_face, read_config
 from penstock.checkpoint.start import find_start, not_a_model
 from penstock.core.errors import ModelError, UsageError
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
-from penstock.models.llama.tensor_slices import ALONE, TensorParallelRank
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
+from penstock.models.decoder.tensor_slices import ALONE, TensorParallelRank
 
 
 def open_config(
     path: Path | str, *, step: int | None = None, ignored_keys: Collection[str] = ()
-) -> LlamaConfig:
+) -> DecoderConfig:
     """Return the config of the model in a folder; raises as `open_model` does."""
     path = Path(path)
     _check_folder(path)
@@ -43,7 +43,7 @@ def open_model(
     place: TensorParallelRank = ALONE,
     ignored_keys: Collection[str] = (),
     may_lack_head: bool = False,
-) -> tuple[Llama, Path | None]:
+) -> tuple[Decoder, Path | None]:
     """Return the model, in evaluation mode on the CPU, and the path of its tokenizer.json or None.
 
     Args:
@@ -66,7 +66,7 @@ def open_model(
     from penstock.checkpoint.open_model import open_model as open_checkpoint
 
     opened, found = open_checkpoint(path, step=step, place=place)
-    assert isinstance(opened, Llama), type(opened)
+    assert isinstance(opened, Decoder), type(opened)
     return opened, found
 
 

@@ -20,7 +20,7 @@ from penstock.engine.model_runner.lora import Adapters
 from penstock.engine.model_runner.native_decoder import NativeDecoder, open_native_decoder
 from penstock.engine.model_runner.tensor_parallel import GatheredLogits
 from penstock.engine.sampling.filters import sample
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.nn.kernels.pages import PagedStep
 from penstock.nn.upload import uploaded
 
@@ -36,7 +36,7 @@ class Runner:
 
     def __init__(
         self,
-        model: Llama,
+        model: Decoder,
         cache: PagedCache,
         adapters: Adapters,
         *,

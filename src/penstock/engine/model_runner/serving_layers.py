@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from penstock.core import env
 from penstock.core.errors import ConfigError, nearest
 from penstock.engine.config import Activations, Weights
-from penstock.models.llama.model import Block, Llama
+from penstock.models.decoder.model import Block, Decoder
 from penstock.nn import native
 from penstock.nn.attention import Attend, GroupedQueryAttention, LayerCache, Rope
 from penstock.nn.fused import (
@@ -104,7 +104,7 @@ OPERATORS: dict[type[nn.Module], Callable[..., nn.Module]] = {RMSNorm: FusedRMSN
 
 
 @torch.no_grad()
-def fuse(model: Llama) -> None:
+def fuse(model: Decoder) -> None:
     """Replace the layers in place; the model computes the same, for inference only."""
     table = MERGED | OPERATORS if has_operators(model.norm.weight) else MERGED
     _swap(model, table)
@@ -141,7 +141,7 @@ def chosen(weights: Weights, like: Tensor) -> tuple[Weights, Weights]:
     return plain if is_multiplied or like.dtype == torch.float16 else "stored", "int8"
 
 
-def convert(model: Llama, weights: Weights) -> None:
+def convert(model: Decoder, weights: Weights) -> None:
     """Cast a model in place to the float dtype that `weights` names; other formats change nothing."""
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(weights)
     if dtype is not None:
@@ -149,7 +149,7 @@ def convert(model: Llama, weights: Weights) -> None:
 
 
 @torch.no_grad()
-def prepare(model: Llama, weights: Weights, activations: Activations = "stored") -> None:
+def prepare(model: Decoder, weights: Weights, activations: Activations = "stored") -> None:
     """Replace the weight matrices in place by packed or quantized ones; the model cannot be trained or saved
     after.
 

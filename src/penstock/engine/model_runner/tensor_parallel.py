@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from penstock.engine.model_runner.collectives import RankGroup
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
-from penstock.models.llama.tensor_slices import TensorParallelRank
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
+from penstock.models.decoder.tensor_slices import TensorParallelRank
 
 
 class SummedLinear(nn.Module):
@@ -73,7 +73,7 @@ class GatheredLogits:
         model: this rank's shard, after `join_ranks`.
     """
 
-    def __init__(self, model: Llama, group: RankGroup) -> None:
+    def __init__(self, model: Decoder, group: RankGroup) -> None:
         self._model = model
         self._group = group
         self._sizes = np.diff(vocabulary_of(model, group)).tolist()
@@ -88,7 +88,7 @@ class GatheredLogits:
         return torch.cat([part[:, :size] for part, size in zip(parts, self._sizes, strict=True)], dim=-1)
 
 
-def vocabulary_of(model: Llama, group: RankGroup | None) -> list[int]:
+def vocabulary_of(model: Decoder, group: RankGroup | None) -> list[int]:
     """Return the first token id of each rank's vocabulary shard, then the vocabulary size."""
     ranks = 1 if group is None else group.place.ranks
     return [
@@ -97,7 +97,7 @@ def vocabulary_of(model: Llama, group: RankGroup | None) -> list[int]:
     ]
 
 
-def join_ranks(model: Llama, whole: LlamaConfig, group: RankGroup) -> None:
+def join_ranks(model: Decoder, whole: DecoderConfig, group: RankGroup) -> None:
     """Insert the collectives into a rank's shard of a decoder, in place.
 
     Args:

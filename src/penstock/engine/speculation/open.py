@@ -13,7 +13,7 @@ from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.speculation.draft_length import DraftLength
 from penstock.engine.speculation.ngram import NgramDrafter
 from penstock.engine.speculation.speculation import CompletedStep, Speculation, known_tokens
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.models.speculator import Speculator
 
 
@@ -46,7 +46,7 @@ class HeadsDrafter:
 
 
 def open_speculator(
-    config: EngineConfig, base: LlamaConfig, *, dtype: torch.dtype, device: torch.device
+    config: EngineConfig, base: DecoderConfig, *, dtype: torch.dtype, device: torch.device
 ) -> Speculator | None:
     """Open the speculator that `drafts` names; None if it names none.
 
@@ -82,7 +82,7 @@ def build_drafting(config: EngineConfig, speculator: Speculator | None) -> Specu
     return Speculation(HeadsDrafter(speculator), DraftLength(most=most, adapt=config.adapt_drafts))
 
 
-def _check_sizes(folder: Path, speculator: Speculator, base: LlamaConfig) -> None:
+def _check_sizes(folder: Path, speculator: Speculator, base: DecoderConfig) -> None:
     for name, own, wanted in (
         ("vocab_size", speculator.config.vocab_size, base.vocab_size),
         ("emb_dim", speculator.config.emb_dim, base.hidden_size),

@@ -9,8 +9,8 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.model_runner.decode_graphs import are_wanted
 from penstock.engine.model_runner.graph_plan import GraphPlan, plan_graphs
 from penstock.engine.workers.model_shard import device_of
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.tensor_slices import TensorParallelRank
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.tensor_slices import TensorParallelRank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class PlannedEngine:
         }
 
 
-def planned_engine(model: LlamaConfig, config: EngineConfig) -> PlannedEngine:
+def planned_engine(model: DecoderConfig, config: EngineConfig) -> PlannedEngine:
     """Return what an engine of a model would be.
 
     Raises:

@@ -28,9 +28,9 @@ from penstock.engine.model_runner.open import identity_of_model, open_config, op
 from penstock.engine.model_runner.runner import Runner
 from penstock.engine.model_runner.serving_layers import chosen, convert, fuse, prepare
 from penstock.engine.model_runner.tensor_parallel import join_ranks
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
-from penstock.models.llama.tensor_slices import ALONE, TensorParallelRank
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
+from penstock.models.decoder.tensor_slices import ALONE, TensorParallelRank
 from penstock.nn.linear.quantized import Float8Linear, Int4Linear, Int8Linear
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 class ModelShard:
     """A rank's model with its adapters and formats."""
 
-    model: Llama
+    model: Decoder
     """This rank's shard; `config` has the shard's sizes, but the whole vocabulary."""
     adapters: Adapters
     device: torch.device
@@ -114,10 +114,10 @@ def open_part(
 
 
 def part_of(
-    model: Llama,
+    model: Decoder,
     config: EngineConfig,
     *,
-    whole: LlamaConfig,
+    whole: DecoderConfig,
     place: TensorParallelRank,
     device: torch.device,
     base_hash: str = "",

@@ -14,7 +14,7 @@ from penstock.engine.model_runner.open import open_config
 from penstock.engine.model_runner.runner import Runner
 from penstock.engine.workers.model_shard import ModelShard
 from penstock.engine.workers.processes import RankProcesses
-from penstock.models.llama.tensor_slices import check_ranks
+from penstock.models.decoder.tensor_slices import check_ranks
 
 
 def start_others(path: Path, config: EngineConfig) -> RankProcesses:

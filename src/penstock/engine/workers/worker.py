@@ -19,7 +19,7 @@ from penstock.core.log import Event
 from penstock.engine.config import EngineConfig
 from penstock.engine.model_runner.batch import decode
 from penstock.engine.workers.processes import COMMAND, STEP
-from penstock.models.llama.tensor_slices import TensorParallelRank
+from penstock.models.decoder.tensor_slices import TensorParallelRank
 
 if TYPE_CHECKING:
     from penstock.engine.model_runner.runner import Runner

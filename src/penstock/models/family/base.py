@@ -1,6 +1,6 @@
 """Model families as data: their keys of `config.json`, features and stored tensors; no torch.
 
-All families are one network (models/llama): blocks of attention and SwiGLU, each with a norm before. They
+All families are one network (models/decoder): blocks of attention and SwiGLU, each with a norm before. They
 differ in biases, norms of queries and keys, attention windows, rotary embedding, a few factors, and in how
 their tensors are stored.
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.models.family.tensors import TensorLayout
 
 if TYPE_CHECKING:
-    from penstock.models.llama.config import LlamaConfig
+    from penstock.models.decoder.config import DecoderConfig
 
 IGNORED_KEYS = "penstock_ignored_keys"
 """Key of config.json that lists the keys that were passed over when the original folder was opened."""
@@ -99,9 +99,9 @@ class Family:
     """Fields of NEUTRAL that the family has; those of `own_keys` are read and written by their own names."""
     read: Callable[[Raw], Raw] = lambda _raw: MappingProxyType({})
     """From config.json with defaults to fields of the network's config whose values need more than a copy."""
-    write: Callable[["LlamaConfig"], Raw] = lambda _config: MappingProxyType({})
+    write: Callable[["DecoderConfig"], Raw] = lambda _config: MappingProxyType({})
     """From the network's config to keys of config.json that `read` understands."""
-    check: Callable[["LlamaConfig"], None] = lambda _config: None
+    check: Callable[["DecoderConfig"], None] = lambda _config: None
     """Raises ConfigError for a config that `write` could not describe."""
     biases: Literal["never", "always", "chosen"] = "never"
     """Whether attention projections have biases; "chosen": if `attention_bias` is set."""

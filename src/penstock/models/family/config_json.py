@@ -6,17 +6,17 @@ from dataclasses import fields
 from typing import Any
 
 from penstock.core.errors import ConfigError, ModelError
+from penstock.models.decoder.config import DecoderConfig, check_ceilings
 from penstock.models.families import FAMILY, supported_families
 from penstock.models.family.base import IGNORED_KEYS, NEUTRAL, Family
 from penstock.models.family.refused import missing_parts
-from penstock.models.llama.config import LlamaConfig, check_ceilings
 from penstock.nn.rope_scaling import ROPE_KEYS, read_rope, write_rope
 
 _LONGEST_VALUE = 60
 """Characters of a value in a message."""
 
 
-def config_of(raw: Mapping[str, Any], *, ignored_keys: Collection[str] = ()) -> LlamaConfig:  # Any: JSON
+def config_of(raw: Mapping[str, Any], *, ignored_keys: Collection[str] = ()) -> DecoderConfig:  # Any: JSON
     """Parse a `config.json` written by transformers 4 or 5, or by Penstock.
 
     Dropout is ignored: Penstock has none, and inference does not use it.
@@ -48,7 +48,7 @@ def config_of(raw: Mapping[str, Any], *, ignored_keys: Collection[str] = ()) -> 
             "hidden_act must be silu", got=raw["hidden_act"], fix="Only decoders with SwiGLU can be opened."
         )
     rope = read_rope(raw, default=family.default_rope)
-    known_names = {field.name for field in fields(LlamaConfig)} & (family.keys - {"partial_rotary_factor"})
+    known_names = {field.name for field in fields(DecoderConfig)} & (family.keys - {"partial_rotary_factor"})
     values = {name: raw[name] for name in known_names if name in raw}
     values |= {"rope_theta": rope.theta, "rope_scaling": rope.scaling}
     if family.rotates_part:
@@ -65,7 +65,7 @@ def config_of(raw: Mapping[str, Any], *, ignored_keys: Collection[str] = ()) -> 
         check_ceilings(values)
         values |= family.read(raw)
         _check_kinds(values)
-        return LlamaConfig(**values)
+        return DecoderConfig(**values)
     except (ConfigError, TypeError) as error:
         raise ModelError(f"config.json describes no model that can be built: {error}") from error
 
@@ -142,7 +142,7 @@ def _quoted(value: object) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
-def config_json(config: LlamaConfig) -> dict[str, Any]:  # Any: JSON
+def config_json(config: DecoderConfig) -> dict[str, Any]:  # Any: JSON
     """Return a `config.json` that transformers 4 and 5 can open."""
     rotated = config.partial_rotary_factor if config.family.rotates_part else None
     values: dict[str, Any] = {
@@ -164,7 +164,7 @@ def config_json(config: LlamaConfig) -> dict[str, Any]:  # Any: JSON
 
 def _check_kinds(values: Mapping[str, Any]) -> None:  # Any: JSON
     """Raise for values of a wrong type."""
-    for field in fields(LlamaConfig):
+    for field in fields(DecoderConfig):
         if field.name in ("model_type", "ignored_keys", "layer_types") or field.name not in values:
             continue
         value, kind = values[field.name], field.type

@@ -7,12 +7,12 @@ from penstock.models.family.base import DEFAULTS, Family, Raw
 from penstock.models.family.windows import FULL, SLIDING, read_layer_types, write_layer_types
 
 if TYPE_CHECKING:
-    from penstock.models.llama.config import LlamaConfig
+    from penstock.models.decoder.config import DecoderConfig
 
 _DEFAULT_WINDOW = 8192
 
 
-def _write(config: "LlamaConfig") -> Raw:
+def _write(config: "DecoderConfig") -> Raw:
     # transformers opens no CWM without numbers here; a window of no layer, and a token that no prompt gets
     return {
         **write_layer_types(config),

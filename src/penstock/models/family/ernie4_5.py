@@ -7,10 +7,10 @@ from penstock.models.family.base import DEFAULTS, Family, Raw
 from penstock.models.family.tensors import TensorLayout
 
 if TYPE_CHECKING:
-    from penstock.models.llama.config import LlamaConfig
+    from penstock.models.decoder.config import DecoderConfig
 
 
-def _check(config: "LlamaConfig") -> None:
+def _check(config: "DecoderConfig") -> None:
     if config.attention_bias != config.mlp_bias:
         raise ConfigError(
             "attention_bias and mlp_bias must be equal in ernie4_5 models",
@@ -22,7 +22,7 @@ def _read(raw: Raw) -> Raw:
     return {"attention_bias": raw["use_bias"], "mlp_bias": raw["use_bias"]}
 
 
-def _write(config: "LlamaConfig") -> Raw:
+def _write(config: "DecoderConfig") -> Raw:
     return {"use_bias": config.attention_bias}
 
 

@@ -8,7 +8,7 @@ from penstock.models.family.granite import FACTORS
 from penstock.models.family.tensors import TensorLayout
 
 if TYPE_CHECKING:
-    from penstock.models.llama.config import LlamaConfig
+    from penstock.models.decoder.config import DecoderConfig
 
 _ATTENTION = ("attention", "full_attention")
 _UNUSED = frozenset({
@@ -39,7 +39,7 @@ def _read(raw: Raw) -> Raw:
     }
 
 
-def _check(config: "LlamaConfig") -> None:
+def _check(config: "DecoderConfig") -> None:
     if config.partial_rotary_factor not in (0.0, 1.0):
         raise ConfigError(
             "partial_rotary_factor must be 1 in granitemoehybrid models, or 0 for no positions",
@@ -47,7 +47,7 @@ def _check(config: "LlamaConfig") -> None:
         )
 
 
-def _write(config: "LlamaConfig") -> Raw:
+def _write(config: "DecoderConfig") -> Raw:
     return {
         "shared_intermediate_size": config.intermediate_size,
         "num_local_experts": 0,

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.models.llama.config import LlamaConfig
+    from penstock.models.decoder.config import DecoderConfig
 
 _MODEL = {
     "embed.weight": "model.embed_tokens.weight",
@@ -69,7 +69,7 @@ class TensorLayout:
     has_interleaved_rope: bool = False
     """True if rotary embedding pairs dimensions 2i and 2i + 1 of a head."""
 
-    def rows_of(self, config: "LlamaConfig") -> dict[str, StoredRows]:
+    def rows_of(self, config: "DecoderConfig") -> dict[str, StoredRows]:
         """Return where each parameter of a model is stored, by its name, in model order."""
         shapes, found = config.block_shapes, {}
         of_block = {name: self._of_block(name, config) for name in shapes}
@@ -82,7 +82,7 @@ class TensorLayout:
             found[name] = StoredRows(f"model.layers.{layer}.{inner.tensor}", inner.rows, inner.num_rows)
         return found
 
-    def _of_block(self, name: str, config: "LlamaConfig") -> StoredRows:
+    def _of_block(self, name: str, config: "DecoderConfig") -> StoredRows:
         shapes = config.block_shapes
         module, _, kind = name.rpartition(".")
         count = shapes[name][0]
@@ -94,7 +94,7 @@ class TensorLayout:
                 return StoredRows(f"{stored}.{kind}", _shifted(rows, first), sum(sizes))
         return StoredRows(f"{self.names.get(module) or _BLOCK[module]}.{kind}", rows, len(rows))
 
-    def _in_head_order(self, count: int, config: "LlamaConfig") -> Sequence[int]:
+    def _in_head_order(self, count: int, config: "DecoderConfig") -> Sequence[int]:
         # Of a head of 8, 4 are rotated, interleaved: the stored pairs (0, 1) and (2, 3) are our (0, 4)
         # and (1, 5). The stored rows 4 to 7 are not rotated, and are our rows 2, 3, 6 and 7.
         head, rotated = config.size_of_head, config.rotated_dims

@@ -6,12 +6,12 @@ from penstock.core.errors import ConfigError
 from penstock.models.family.base import Raw
 
 if TYPE_CHECKING:
-    from penstock.models.llama.config import LlamaConfig
+    from penstock.models.decoder.config import DecoderConfig
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def read_first_whole(raw: Raw) -> dict[str, Any]:  # Any: fields of LlamaConfig
+def read_first_whole(raw: Raw) -> dict[str, Any]:  # Any: fields of DecoderConfig
     """Read which layers of a Qwen model have a window, from its three redundant keys."""
     layers, kinds = raw.get("num_hidden_layers", 0), raw["layer_types"]
     none = {"sliding_window": None, "max_window_layers": 0, "layer_types": None}
@@ -28,12 +28,12 @@ def read_first_whole(raw: Raw) -> dict[str, Any]:  # Any: fields of LlamaConfig
     return {"sliding_window": raw["sliding_window"], "max_window_layers": whole, "layer_types": None}
 
 
-def write_first_whole(config: "LlamaConfig") -> Raw:
+def write_first_whole(config: "DecoderConfig") -> Raw:
     """Return Qwen's keys of the windows."""
     return {"use_sliding_window": config.sliding_window is not None}
 
 
-def read_layer_types(raw: Raw, *, default: tuple[str, ...]) -> dict[str, Any]:  # Any: fields of LlamaConfig
+def read_layer_types(raw: Raw, *, default: tuple[str, ...]) -> dict[str, Any]:  # Any: fields of DecoderConfig
     """Read which layers have a window from `layer_types`.
 
     Args:
@@ -49,7 +49,7 @@ def read_layer_types(raw: Raw, *, default: tuple[str, ...]) -> dict[str, Any]:  
     return {"layer_types": None if FULL not in kinds else tuple(kinds)}
 
 
-def write_layer_types(config: "LlamaConfig") -> Raw:
+def write_layer_types(config: "DecoderConfig") -> Raw:
     """Return `layer_types`, with which transformers opens any order of layers."""
     return {"layer_types": [FULL if window is None else SLIDING for window in config.windows]}
 

@@ -17,7 +17,7 @@ from penstock.core.errors import UsageError
 from penstock.data import Loader
 from penstock.devices import accelerator
 from penstock.engine.model_runner.open import open_model
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.obs.metric_names import RECIPE_FILE
 from penstock.text.token_bytes import token_bytes
 from penstock.text.tokenizer import Tokenizer
@@ -53,7 +53,7 @@ class EvalRequest:
 class OpenedModel:
     """A model ready for scoring."""
 
-    model: Llama
+    model: Decoder
     tokenizer: Tokenizer | None
     device: torch.device
 

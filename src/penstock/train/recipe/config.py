@@ -7,7 +7,7 @@ from typing import Literal
 
 from penstock.core.checks import at_least, check_seconds
 from penstock.core.errors import ConfigError
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.nn.linear.adapter_config import OUTPUT_MATRIX, AdapterConfig
 from penstock.parallel import layout
 from penstock.parallel.activation_checkpointing_plan import RecomputeConfig
@@ -341,7 +341,7 @@ class TrainConfig:
     """A complete recipe."""
 
     run: RunConfig
-    model: LlamaConfig
+    model: DecoderConfig
     data: DataConfig
     optim: OptimConfig = field(default_factory=OptimConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)

@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.core.rng import key_of
 from penstock.data import Loader
 from penstock.data.types import IGNORED_LABEL
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.models.speculator import Speculator
 from penstock.nn.cross_entropy import cross_entropy
 from penstock.nn.head import OutputHead
@@ -70,7 +70,7 @@ class Lessons:
         write: continues prompts with the same model.
     """
 
-    def __init__(self, base: Llama, loader: Loader, write: Write, training: SpeculatorTraining) -> None:
+    def __init__(self, base: Decoder, loader: Loader, write: Write, training: SpeculatorTraining) -> None:
         self._base = base
         self._loader = loader
         self._write = write

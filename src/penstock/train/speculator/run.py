@@ -15,7 +15,7 @@ from penstock.core.errors import CheckpointDamaged, StateMismatch, UsageError, d
 from penstock.core.files import remove_tree, write_atomic
 from penstock.core.packages import Package
 from penstock.data import Loader
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.models.speculator import Speculator, SpeculatorConfig
 from penstock.train.optim.learning_rate import learning_rate
 from penstock.train.optim.optimizer import build_optimizer
@@ -41,7 +41,7 @@ OnStep = Callable[[int, list[float]], None]
 
 
 def train_speculator(
-    base: Llama,
+    base: Decoder,
     corpus: str,
     out: Path,
     training: SpeculatorTraining,
@@ -93,7 +93,7 @@ def train_speculator(
     return accepted
 
 
-def check(base: Llama, out: Path, training: SpeculatorTraining) -> None:
+def check(base: Decoder, out: Path, training: SpeculatorTraining) -> None:
     """Raise for settings that would fail later.
 
     Raises:
@@ -114,7 +114,7 @@ def check(base: Llama, out: Path, training: SpeculatorTraining) -> None:
             )
 
 
-def new_speculator(base: Llama, training: SpeculatorTraining) -> Speculator:
+def new_speculator(base: Decoder, training: SpeculatorTraining) -> Speculator:
     """Return untrained heads for a model, on its device."""
     config = SpeculatorConfig(
         vocab_size=base.config.vocab_size,
@@ -128,7 +128,7 @@ def new_speculator(base: Llama, training: SpeculatorTraining) -> Speculator:
 
 
 def measured(
-    base: Llama, speculator: Speculator, corpus: str, training: SpeculatorTraining, *, write: Write
+    base: Decoder, speculator: Speculator, corpus: str, training: SpeculatorTraining, *, write: Write
 ) -> AcceptanceReport:
     """Measure heads on held-out documents; with `holdout` 0, on those trained on."""
     loader = _rows(corpus, training, split="heldout" if training.holdout else "train")

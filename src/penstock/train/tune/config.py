@@ -9,7 +9,7 @@ from typing import Literal
 
 from penstock.core.checks import whole_number
 from penstock.core.errors import ConfigError, nearest
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.nn.linear.adapter_config import (
     GROUP,
     LINEAR_LAYERS,
@@ -175,7 +175,7 @@ class TuneConfig:
         is_name = not isinstance(self.layers, str) or re.fullmatch(r"[A-Za-z_-]*", self.layers)
         return "" if is_name or is_group_or_layer(str(self.layers)) else str(self.layers)
 
-    def frozen(self, model: LlamaConfig) -> frozenset[str]:
+    def frozen(self, model: DecoderConfig) -> frozenset[str]:
         """Return the names of the parameters that do not change in a run that tunes without an adapter.
 
         Raises:
@@ -233,7 +233,7 @@ class TuneConfig:
             alphas=tuple(self.alpha_pattern.items()),
         )
 
-    def adapter_of(self, model: LlamaConfig) -> AdapterConfig | None:
+    def adapter_of(self, model: DecoderConfig) -> AdapterConfig | None:
         """Return the adapter with the kinds of layers that it has in a model.
 
         Raises:
@@ -244,7 +244,7 @@ class TuneConfig:
         adapter = self.adapter.within(model.num_hidden_layers)
         return replace(adapter, saved=self._saved(model, adapter)) if self.modules_to_save else adapter
 
-    def _saved(self, model: LlamaConfig, adapter: AdapterConfig) -> tuple[str, ...]:
+    def _saved(self, model: DecoderConfig, adapter: AdapterConfig) -> tuple[str, ...]:
         """Return the names of the modules of modules_to_save."""
         layout = model.stored_rows
         modules = {
@@ -287,7 +287,7 @@ class TuneConfig:
             found |= dict.fromkeys(fitting)
         return tuple(name for name in modules if name in found)
 
-    def check_slices(self, model: LlamaConfig, *, ranks: int) -> None:
+    def check_slices(self, model: DecoderConfig, *, ranks: int) -> None:
         """Refuse tensor parallelism that would cut a group of inputs that share a scale of 4-bit weights.
 
         Raises:
@@ -307,7 +307,7 @@ class TuneConfig:
                     fix="Set tune.base to 'int8', which may be cut anywhere, or parallel.tensor to 1.",
                 )
 
-    def _check_fused(self, model: LlamaConfig, adapter: AdapterConfig) -> None:
+    def _check_fused(self, model: DecoderConfig, adapter: AdapterConfig) -> None:
         """Refuse an adapter that could not be written where several layers are stored in one matrix."""
         for parts, block in product(model.family.tensors.fused.values(), range(model.num_hidden_layers)):
             kinds = [part.rpartition(".")[2] for part in parts]
@@ -327,7 +327,7 @@ class TuneConfig:
                     fix=f"Use at most {MAX_RANK // len(owned)}; 8 to 64 are usual.",
                 )
 
-    def check_fit(self, model: LlamaConfig) -> None:
+    def check_fit(self, model: DecoderConfig) -> None:
         """Refuse a rank that saves nothing over the matrices that it adapts, and a matrix that is not there.
 
         Raises:

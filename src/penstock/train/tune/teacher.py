@@ -13,7 +13,7 @@ from penstock.data.corpus.corpus import Corpus
 from penstock.data.corpus.manifest import ColumnEntry
 from penstock.data.corpus_rows import CorpusRows
 from penstock.data.types import IGNORED_LABEL
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.nn.head import OutputHead
 from penstock.nn.loss_chunks import chunk_tokens
 from penstock.parallel.mesh import World
@@ -46,7 +46,7 @@ def top_k_scores(
 
 def teach(
     corpus: Corpus,
-    model: Llama,
+    model: Decoder,
     out: Path,
     *,
     identity: str,

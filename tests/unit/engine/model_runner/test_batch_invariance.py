@@ -13,7 +13,7 @@ from penstock.engine.model_runner.batch_invariance import ROWS, FixedRows, check
 from penstock.engine.model_runner.serving_layers import fuse, prepare
 from penstock.engine.request import Request
 from penstock.engine.sampling_params import Sampling
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.nn import native
 from tests.families import small_llama
 
@@ -38,7 +38,7 @@ def test_a_product_of_fixed_rows_gives_a_token_the_same_bits_beside_any_others(c
 
 
 def test_every_matrix_of_a_model_is_multiplied_by_fixed_rows():
-    model = Llama(SMALL).eval()
+    model = Decoder(SMALL).eval()
     fuse(model)
     prepare(model, "stored")
     plain = deepcopy(model)
@@ -91,7 +91,7 @@ def answers(engine, requests):
 @pytest.mark.parametrize("cache", ["auto", "int8"])
 def test_not_a_bit_of_an_answer_depends_on_neighbours(dtype, weights, cache):
     torch.manual_seed(1)
-    model = Llama(SMALL).to(dtype).eval()
+    model = Decoder(SMALL).to(dtype).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.3)
     config = EngineConfig(

@@ -8,7 +8,7 @@ import torch
 
 from penstock.engine.model_runner.kv_cache import BoundCache
 from penstock.engine.model_runner.serving_layers import FusedBlock, fuse, prepare
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.nn import fused
 from penstock.nn.kernels.paged import LayerPages
 from penstock.nn.kernels.pages import PagedStep
@@ -51,7 +51,7 @@ def way(request, monkeypatch):
 
 def a_model(name, *, dtype=torch.float32, **changes):
     torch.manual_seed(0)
-    model = Llama(replace(CONFIGS[name], **changes)).to(dtype).eval()
+    model = Decoder(replace(CONFIGS[name], **changes)).to(dtype).eval()
     for parameter in model.parameters():  # norms and biases that change something
         torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.2)
     return model

@@ -9,7 +9,7 @@ from torch import nn
 from penstock.core.errors import ConfigError
 from penstock.engine.model_runner import serving_layers
 from penstock.engine.model_runner.serving_layers import chosen, convert, fuse, prepare
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.nn.linear import packed as packed_layers
 from penstock.nn.linear import quantized
 from penstock.nn.linear.packed import MergedLinear
@@ -20,7 +20,7 @@ from tests.families import small_llama
 def model(*, tied=False, dtype=torch.float32):
     torch.manual_seed(3)
     config = small_llama(vocab_size=90, hidden_size=64, intermediate_size=96, tie_word_embeddings=tied)
-    made = Llama(config).to(dtype).eval()
+    made = Decoder(config).to(dtype).eval()
     for parameter in made.parameters():  # a spread that shows in the logits
         if parameter.dim() == 2:
             nn.init.normal_(parameter, std=0.15)

@@ -12,7 +12,7 @@ from penstock.engine.model_runner.lora import Adapters
 from penstock.engine.model_runner.native_decoder import open_native_decoder
 from penstock.engine.model_runner.runner import Runner
 from penstock.engine.model_runner.serving_layers import fuse, prepare
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.nn.linear.packed import can_multiply
 from penstock.nn.rope import RopeCache
 from tests.families import small_families
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(
 def a_runner(name="llama", *, dtype=torch.float32, weights="stored", pages=None, num_blocks=11, **changes):
     """Return a runner of a small model."""
     torch.manual_seed(0)
-    model = Llama(replace(CONFIGS[name], **changes)).to(dtype).eval()
+    model = Decoder(replace(CONFIGS[name], **changes)).to(dtype).eval()
     for parameter in model.parameters():  # norms and biases that change something
         torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.2)
     fuse(model)

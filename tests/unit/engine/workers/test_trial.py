@@ -9,7 +9,7 @@ from penstock.engine.model_runner.lora import Adapters
 from penstock.engine.workers import warmup
 from penstock.engine.workers.model_shard import ModelShard
 from penstock.engine.workers.warmup import activation_bytes, compile_draws, try_step
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.nn.kernels import paged
 from tests.families import small_llama
 
@@ -17,7 +17,7 @@ CONFIG = small_llama(max_position_embeddings=64)
 
 
 def a_part():
-    model = Llama(CONFIG).to(torch.bfloat16).eval()
+    model = Decoder(CONFIG).to(torch.bfloat16).eval()
     return ModelShard(
         model=model,
         adapters=Adapters(model, CONFIG),
@@ -30,7 +30,7 @@ def a_part():
 
 @pytest.mark.parametrize(("tokens", "sequences"), [(7, 3), (16, 16), (1000, 256)])
 def test_steps_of_answers_and_one_as_large_as_steps_may_be_are_computed(tokens, sequences):
-    model = Llama(CONFIG).eval()
+    model = Decoder(CONFIG).eval()
     part = ModelShard(
         model=model,
         adapters=Adapters(model, CONFIG),

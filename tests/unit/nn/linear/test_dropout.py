@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.model import Decoder
 from penstock.nn.linear.adapter_config import LINEAR_LAYERS, AdapterConfig
 from penstock.nn.linear.dropout import Dropout, token_keys, with_token_keys
 from penstock.parallel.activation_checkpointing import recompute
@@ -68,7 +68,7 @@ def test_masks_of_another_layer_seed_step_sample_or_position_are_unrelated(other
 
 def adapted(method):
     torch.manual_seed(0)
-    model = Llama(small_llama(num_hidden_layers=1))
+    model = Decoder(small_llama(num_hidden_layers=1))
     config = AdapterConfig(method=method, rank=3, alpha=6.0, layers=LINEAR_LAYERS, dropout=0.3)
     add_adapters(model, config, None, dtype=torch.float32)
     for parameter in model.parameters():

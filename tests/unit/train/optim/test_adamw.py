@@ -5,14 +5,14 @@ import torch
 from torch import nn
 
 from penstock.core.errors import ConfigError
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
 from penstock.nn.init import init_weights
 from penstock.nn.linear.rounding import from_codes, to_codes
 from penstock.train.optim.optimizer import Optimizer, build_optimizer
 from penstock.train.recipe.optim_config import BLOCK, OptimConfig
 
-CONFIG = LlamaConfig(
+CONFIG = DecoderConfig(
     vocab_size=11,
     hidden_size=8,
     intermediate_size=12,
@@ -23,7 +23,7 @@ CONFIG = LlamaConfig(
 
 
 def test_matrices_are_decayed_and_norms_and_biases_are_not() -> None:
-    model = Llama(CONFIG)
+    model = Decoder(CONFIG)
     optimizer = build_optimizer(model, OptimConfig(weight_decay=0.25))
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert len(decay) == len(list(model.parameters()))
@@ -67,7 +67,7 @@ def test_a_step_is_that_of_adamw(rule: str, decay: float) -> None:
 
 
 def test_every_bit_is_that_of_torch_s_fused_adamw() -> None:
-    ours, theirs = Llama(CONFIG), Llama(CONFIG)
+    ours, theirs = Decoder(CONFIG), Decoder(CONFIG)
     for model in (ours, theirs):
         init_weights(model, seed=0)
     optimizer = build_optimizer(ours, OptimConfig(learning_rate=0.01, weight_decay=0.1))

@@ -4,21 +4,21 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Llama
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Decoder
 from penstock.nn.init import init_weights
 from penstock.train.optim.muon import orthogonal
 from penstock.train.optim.optimizer import build_optimizer
 from penstock.train.optim.whole_matrices import deal
 from penstock.train.recipe.optim_config import OptimConfig
 
-CONFIG = LlamaConfig(
+CONFIG = DecoderConfig(
     vocab_size=11, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2
 )
 
 
 def test_matrices_of_the_blocks_follow_muon_and_the_rest_adamw() -> None:
-    model = Llama(CONFIG)
+    model = Decoder(CONFIG)
     optimizer = build_optimizer(model, OptimConfig(rule="muon"))
     rules = {id(p): group["rule"] for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in model.named_parameters():
@@ -27,7 +27,7 @@ def test_matrices_of_the_blocks_follow_muon_and_the_rest_adamw() -> None:
 
 
 def test_every_bit_is_that_of_torch_s_muon() -> None:
-    ours, theirs = Llama(CONFIG), Llama(CONFIG)
+    ours, theirs = Decoder(CONFIG), Decoder(CONFIG)
     for model in (ours, theirs):
         init_weights(model, seed=0)
     optimizer = build_optimizer(ours, OptimConfig(rule="muon", learning_rate=0.01, weight_decay=0.1))

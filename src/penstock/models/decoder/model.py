@@ -1,4 +1,4 @@
-"""Decoder of Llama, Granite, Mistral and Qwen.
+"""Decoder: the network of every family.
 
 One forward pass: embed the tokens, prepare positions and attention once, run the blocks, normalise, project.
 The blocks are the units that `fully_shard`, recomputation and `torch.compile` wrap; embedding, last norm and
@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int, Int32, Int64
 from torch import Tensor, nn
 
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 from penstock.nn.attention import Attend, GroupedQueryAttention, LayerCache, Rope
 from penstock.nn.head import OutputHead
 from penstock.nn.kernels.choose import choose_kernel
@@ -56,7 +56,7 @@ class ChooseKernel(Protocol):
 class Block(nn.Module):
     """Decoder block: attention and feed-forward, each with a norm before and a residual connection."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.residual_multiplier = config.residual_multiplier
         self.attention_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -84,12 +84,12 @@ class Block(nn.Module):
         return x + _scaled(self.mlp(self.mlp_norm(x)), self.residual_multiplier)
 
 
-class Llama(nn.Module):
+class Decoder(nn.Module):
     """Causal language model."""
 
-    config_class = LlamaConfig
+    config_class = DecoderConfig
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
         self.choose: ChooseKernel = choose_kernel

@@ -6,8 +6,8 @@ import torch
 from penstock.core.config import build, dump
 from penstock.core.errors import ConfigError, UsageError
 from penstock.models import FAMILIES
-from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Block, Llama
+from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.model import Block, Decoder
 from penstock.nn.init import init_weights
 
 SIZES = {
@@ -24,7 +24,7 @@ ENDS = torch.tensor([0, 5, 16, 23, 32], dtype=torch.int32)
 
 def built(**changes):
     with torch.device("meta"):
-        model = Llama(LlamaConfig(**{**SIZES, **changes}))
+        model = Decoder(DecoderConfig(**{**SIZES, **changes}))
     model.to_empty(device="cpu")
     init_weights(model, seed=0)
     with torch.no_grad():
@@ -123,8 +123,8 @@ def test_training_flops_are_those_that_torch_counts():
 
 def test_a_window_of_some_layers_is_counted_for_those():
     sizes = {**SIZES, "num_hidden_layers": 3, "model_type": "qwen3"}
-    whole = LlamaConfig(**sizes)
-    some = LlamaConfig(**sizes, sliding_window=10, max_window_layers=1)
+    whole = DecoderConfig(**sizes)
+    some = DecoderConfig(**sizes, sliding_window=10, max_window_layers=1)
     assert some.windows == (None, 10, 10)
     assert whole.flops_per_token(50) - some.flops_per_token(50) == 12 * 32 * 2 * (50 - 10)
 
@@ -164,9 +164,9 @@ def test_a_recipe_builds_a_config_and_reads_its_own_dump():
         "high_freq_factor": 4,
         "original_max_position_embeddings": 32,
     }
-    config = build(LlamaConfig, {**SIZES, "rope_scaling": scaling})
+    config = build(DecoderConfig, {**SIZES, "rope_scaling": scaling})
     assert config.rope_scaling is not None
-    assert build(LlamaConfig, dump(config)) == config
+    assert build(DecoderConfig, dump(config)) == config
 
 
 @pytest.mark.parametrize(
@@ -192,9 +192,9 @@ def test_a_recipe_builds_a_config_and_reads_its_own_dump():
 )
 def test_a_shape_that_cannot_be_built_is_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
-        build(LlamaConfig, {**SIZES, **changes})
+        build(DecoderConfig, {**SIZES, **changes})
 
 
 def test_a_misspelt_key_of_a_recipe_names_the_nearest():
     with pytest.raises(ConfigError, match="hidden_size"):
-        build(LlamaConfig, {**SIZES, "hiden_size": 32})
+        build(DecoderConfig, {**SIZES, "hiden_size": 32})

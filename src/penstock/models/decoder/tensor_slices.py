@@ -13,7 +13,7 @@ rank's shard is itself a decoder, with fewer heads and neurons, and is loaded as
 from dataclasses import dataclass, replace
 
 from penstock.core.errors import UsageError
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.decoder.config import DecoderConfig
 
 _HEADS = ("query", "key", "value")
 _NEURONS = ("gate", "up")
@@ -42,7 +42,7 @@ Slice = tuple[int, range]
 """Dim (0 for rows, 1 for columns) and range."""
 
 
-def check_ranks(config: LlamaConfig, ranks: int) -> None:
+def check_ranks(config: DecoderConfig, ranks: int) -> None:
     """Refuse a number of ranks over which the model cannot be split.
 
     Raises:
@@ -58,7 +58,7 @@ def check_ranks(config: LlamaConfig, ranks: int) -> None:
         )
 
 
-def sliced_config(config: LlamaConfig, place: TensorParallelRank) -> LlamaConfig:
+def sliced_config(config: DecoderConfig, place: TensorParallelRank) -> DecoderConfig:
     """Return the config of a rank's shard."""
     if place.ranks == 1:
         return config
@@ -72,13 +72,13 @@ def sliced_config(config: LlamaConfig, place: TensorParallelRank) -> LlamaConfig
     )
 
 
-def slice_of(name: str, config: LlamaConfig, place: TensorParallelRank) -> Slice | None:
+def slice_of(name: str, config: DecoderConfig, place: TensorParallelRank) -> Slice | None:
     """Return a rank's rows or columns of a weight or bias; None: all of it.
 
     Args:
         name: parameter name in the unsharded decoder, `config`.
 
-    >>> config = LlamaConfig(
+    >>> config = DecoderConfig(
     ...     vocab_size=9, hidden_size=8, intermediate_size=6, num_hidden_layers=1, num_attention_heads=4
     ... )
     >>> slice_of("layers.0.attention.query.weight", config, TensorParallelRank(1, 2))

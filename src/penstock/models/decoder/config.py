@@ -15,7 +15,7 @@ LayerType = Literal["full_attention", "sliding_attention"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaConfig:
+class DecoderConfig:
     """Config of one decoder; defaults are those of Llama, and features of other families are off."""
 
     model_type: ModelType = "llama"
