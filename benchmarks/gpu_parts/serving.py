@@ -46,6 +46,7 @@ from penstock.engine.config import EngineConfig  # noqa: E402
 from penstock.engine.request import Request  # noqa: E402
 from penstock.engine.sampling_params import GREEDY, Sampling  # noqa: E402
 from penstock.models import FAMILIES  # noqa: E402
+from penstock.models.decoder.config import DecoderConfig  # noqa: E402
 from penstock.models.family.config_json import config_json  # noqa: E402
 from penstock.models.presets import expanded  # noqa: E402
 from penstock.nn.linear.float8 import RECIPES, has_native  # noqa: E402

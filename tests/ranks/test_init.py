@@ -51,7 +51,7 @@ def one_rank(rank, world_size, store, mesh_shape):
             assert torch.equal(parameter.full_tensor(), whole[name]), name
         ids = torch.arange(12).view(2, 6)
         with torch.no_grad():
-            torch.testing.assert_close(model(ids), Llama.forward(initialised(), ids), rtol=0, atol=1e-6)
+            torch.testing.assert_close(model(ids), Decoder.forward(initialised(), ids), rtol=0, atol=1e-6)
     finally:
         dist.destroy_process_group()
 
