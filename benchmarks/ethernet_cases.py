@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 
 HOSTS, BLOCKS = 2, 8
 

@@ -18,7 +18,7 @@ from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.step_memory import peak_of_step
 from penstock.train.planning.memory import memory_plan
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 
 MIB = 2**20
 MODEL = {

@@ -48,7 +48,7 @@ from penstock.data.packing import PACKERS
 from penstock.data.reader import ChosenSamples, Shares, deal, homes_of, is_home
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 
 LENGTH, LANES, POOL_ROWS = 4096, 64, 256

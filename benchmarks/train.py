@@ -49,7 +49,7 @@ from penstock.train.data_setup import train_loader
 from penstock.train.loop import train
 from penstock.train.loss import next_token_loss
 from penstock.train.planning.memory import memory_plan
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 
 POLICIES = ("none", "operators", "every", "full")

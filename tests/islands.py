@@ -13,8 +13,8 @@ from penstock.train.data_setup import train_loader
 from penstock.train.islands.schedule import due, fragment_of
 from penstock.train.loss import next_token_loss
 from penstock.train.optim.learning_rate import learning_rate
-from penstock.train.recipe.load import build_recipe
 from penstock.train.recipe.outer_config import OuterConfig
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 
 VOCAB = 40

@@ -3,7 +3,7 @@
 import torch
 
 from penstock.testing.corpora import write_corpus
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 
 VOCAB = 48
 

@@ -39,7 +39,7 @@ from penstock.models.decoder.model import Block
 from penstock.netlab.hosts import lab
 from penstock.testing.corpora import numbered_corpus
 from penstock.train.emulated import Emulation
-from penstock.train.recipe.load import build_recipe, recipe_text
+from penstock.train.resolve.load import build_recipe, recipe_text
 from penstock.train.state import TrainState
 
 ROOT = Path(__file__).parent.parent

@@ -62,7 +62,7 @@ from penstock.parallel.mesh import join  # noqa: E402
 from penstock.testing.step_memory import LiveBytes  # noqa: E402
 from penstock.train.loop import meta_of, open_saver, train  # noqa: E402
 from penstock.train.planning.memory import memory_plan  # noqa: E402
-from penstock.train.recipe.load import build_recipe  # noqa: E402
+from penstock.train.resolve.load import build_recipe  # noqa: E402
 from penstock.train.setup import open_state  # noqa: E402
 
 SHAPES = {"1b": {"preset": "llama3.2-1b"}, "8b": {"preset": "llama3.1-8b"}}

@@ -16,7 +16,7 @@ from penstock.launch.local import run as run_processes
 from penstock.obs.sinks.jsonl import read_records
 from penstock.testing.corpora import write_corpus
 from penstock.train.inspect.offline_eval import EvalRequest, rows_of
-from penstock.train.recipe.load import load_recipe
+from penstock.train.resolve.load import load_recipe
 from penstock.train.run import run as train
 from tests.tiny_models import save_talker
 

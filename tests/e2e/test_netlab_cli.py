@@ -9,7 +9,7 @@ import pytest
 from penstock.cli.main import main
 from penstock.netlab.hosts import why_not
 from penstock.train.islands.schedule import bytes_per_step
-from penstock.train.recipe.load import load_recipe
+from penstock.train.resolve.load import load_recipe
 from tests.warm import Command, penstock
 
 RECIPE = """

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.testing.corpora import write_corpus
-from penstock.train.recipe.load import recipe_names
+from penstock.train.resolve.load import recipe_names
 from tests.warm import penstock
 
 SHORT = [

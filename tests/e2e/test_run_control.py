@@ -17,7 +17,7 @@ from penstock.cli.main import main
 from penstock.core import config
 from penstock.core.files import write_json
 from penstock.data.corpus.open import open_corpus
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from tests.e2e.conftest import torchrun
 from tests.in_process import run_cli
 from tests.warm import Command, penstock

@@ -13,7 +13,7 @@ from penstock.checkpoint.tensors import training_tensors
 from penstock.engine.model_runner.open import open_model
 from penstock.parallel.mesh import World, join
 from penstock.testing.training import records_of
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 from penstock.train.state import TrainState
 

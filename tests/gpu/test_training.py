@@ -17,7 +17,7 @@ from penstock.parallel.sharding.fsdp import shard
 from penstock.testing.training import records_of
 from penstock.train.data_setup import train_loader
 from penstock.train.loss import next_token_loss
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the compiler warns of what it does itself

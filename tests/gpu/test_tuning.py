@@ -7,7 +7,7 @@ from penstock.nn.linear.lora import RoundedProduct
 from penstock.parallel.mesh import join
 from penstock.testing.corpora import write_corpus
 from penstock.testing.training import records_of
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 
 pytest.importorskip("peft")

@@ -30,7 +30,7 @@ from penstock.nn.linear.lora import Adapter, RoundedProduct, rounded_by_block
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 
 # of PEFT, which asks transformers in its old words

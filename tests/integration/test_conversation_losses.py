@@ -21,7 +21,7 @@ from penstock.checkpoint.tensors import held
 from penstock.cli.main import main
 from penstock.testing.ranks import on_ranks
 from penstock.text.tokenizer import train_tokenizer
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 from penstock.train.step import ControlFlags, train_step
 

@@ -17,7 +17,7 @@ from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
 from penstock.train.monitors.step_monitors import StepMonitors
 from penstock.train.planning.memory import job_of
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 
 SMALL = {

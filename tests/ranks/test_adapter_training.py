@@ -21,7 +21,7 @@ from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
 from penstock.train.live_engine import PlainTensors, fill_whole
 from penstock.train.recipe.config import TrainConfig
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 
 # of PEFT, which asks transformers in its old words

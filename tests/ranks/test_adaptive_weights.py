@@ -11,7 +11,7 @@ from penstock.parallel.config import EthernetConfig
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 from penstock.train.step import ControlFlags, train_step
 

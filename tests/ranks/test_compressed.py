@@ -22,7 +22,7 @@ from penstock.testing.training import records_of
 from penstock.train.monitors.step_monitors import StepMonitors
 from penstock.train.planning.memory import memory_plan
 from penstock.train.recipe.config import TrainConfig
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 
 VOCAB = 64

@@ -18,7 +18,7 @@ from penstock.testing.ranks import on_ranks
 from penstock.train.control.listener import Control
 from penstock.train.control.requests import ControlRequest, answers, submit
 from penstock.train.loop import train
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 
 DOCUMENTS = [[1 + i % 9] * 20 for i in range(60)]

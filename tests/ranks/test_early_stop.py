@@ -14,7 +14,7 @@ from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
 from penstock.train import run as run_module
 from penstock.train.early_stop import EarlyStop
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 
 NO_LOSS_FALLS_SO_FAR = 10.0

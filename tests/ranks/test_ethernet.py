@@ -27,7 +27,7 @@ from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
 from penstock.train.monitors.step_monitors import StepMonitors
 from penstock.train.recipe.config import TrainConfig
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 
 VOCAB, STEPS, MICRO_BATCHES = 48, 3, 3

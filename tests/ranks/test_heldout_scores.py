@@ -13,7 +13,7 @@ from penstock.testing.ranks import on_ranks
 from penstock.text.tokenizer import train_tokenizer
 from penstock.train.data_setup import heldout_rows
 from penstock.train.evaluate import heldout_scores
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import build_model
 
 TEXT = "the penstock feeds the turbine, für den es gebaut wurde " * 4

@@ -14,7 +14,7 @@ from penstock.models.decoder.model import Decoder
 from penstock.parallel.adapters import add_adapters
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 from penstock.train.step import ControlFlags, train_step
 

@@ -20,7 +20,7 @@ from penstock.text.tokenizer import train_tokenizer
 from penstock.train import loop
 from penstock.train.live_engine import LiveEngineFailed, gather_whole, live_engine, signs_of_life
 from penstock.train.monitors.watchdog import Watchdog
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state, write_identity
 
 TEXT = "the penstock feeds the turbine, für den es gebaut wurde " * 4

@@ -21,7 +21,7 @@ from penstock.testing.training import records_of
 from penstock.text.tokenizer import train_tokenizer
 from penstock.train.live_tasks import LiveTasks
 from penstock.train.recipe.config import EvaluateConfig
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state, write_identity
 
 

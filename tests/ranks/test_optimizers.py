@@ -17,8 +17,8 @@ from penstock.testing.training import records_of
 from penstock.train.optim.optimizer import build_optimizer
 from penstock.train.optim.weight_storage import STORAGES
 from penstock.train.recipe.config import TrainConfig, Weights
-from penstock.train.recipe.load import build_recipe
 from penstock.train.recipe.optim_config import OptimConfig, OptimizerName
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 
 RULES: list[OptimizerName] = ["adamw", "adamw_8bit", "muon"]

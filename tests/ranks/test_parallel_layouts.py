@@ -28,7 +28,7 @@ from penstock.testing.ranks import on_ranks
 from penstock.train.data_setup import heldout_rows, train_loader
 from penstock.train.loop import train
 from penstock.train.recipe.config import TrainConfig
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 
 VOCAB, STEPS = 48, 6

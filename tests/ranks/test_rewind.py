@@ -20,8 +20,8 @@ from penstock.train.inspect.audit import audit
 from penstock.train.inspect.open_run import open_run
 from penstock.train.optim.optimizer import Optimizer
 from penstock.train.recipe.config import CheckpointConfig
-from penstock.train.recipe.load import build_recipe
 from penstock.train.recipe.outer_config import OuterConfig
+from penstock.train.resolve.load import build_recipe
 from penstock.train.run import run
 
 

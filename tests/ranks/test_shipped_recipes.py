@@ -10,7 +10,7 @@ from penstock.core.config import override
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
-from penstock.train.recipe.load import build_recipe, recipe_names, recipe_text
+from penstock.train.resolve.load import build_recipe, recipe_names, recipe_text
 from penstock.train.setup import open_state
 
 LARGE = [name for name in recipe_names() if not name.startswith(("first", "tiny", "tune"))]

@@ -23,7 +23,7 @@ from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
 from penstock.train.data_setup import train_loader
 from penstock.train.recipe.config import TrainConfig
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state, write_identity
 
 VOCAB, STEPS = 48, 4

@@ -16,7 +16,7 @@ from penstock.train.loop import train
 from penstock.train.monitors.step_monitors import StepMonitors
 from penstock.train.monitors.tracing import Windows
 from penstock.train.recipe.config import MeasureConfig
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 
 STEPS = 5

@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _of_training(arguments: argparse.Namespace, device: "torch.device") -> "list[Operation[Any]]":
     from penstock.parallel.layout import layout_of
     from penstock.train.kernels import operations_of
-    from penstock.train.recipe.load import build_recipe, read_recipe
+    from penstock.train.resolve.load import build_recipe, read_recipe
 
     config = build_recipe(read_recipe(arguments.model, recipe_settings(arguments)))
     return operations_of(config, layout_of(config.parallel, world_size=arguments.processes), device)

@@ -33,8 +33,8 @@ from penstock.obs.sinks.jsonl import read_records
 from penstock.plan.hardware import Cluster, cluster_of
 from penstock.train.control.requests import job_is_running
 from penstock.train.recipe.config import TrainConfig
-from penstock.train.recipe.load import build_recipe, check_command, read_recipe
 from penstock.train.recipe.planned_changes import check_batch, check_rows, num_data_ranks
+from penstock.train.resolve.load import build_recipe, check_command, read_recipe
 
 _RECENT_STEPS = 200
 _SHOWN_SIZES = 8

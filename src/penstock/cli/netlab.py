@@ -17,7 +17,7 @@ from penstock.core.units import si
 from penstock.launch.local import check_processes
 from penstock.netlab.hosts import emulated
 from penstock.netlab.topology import Link, Topology, parse_latency
-from penstock.train.recipe.load import load_recipe
+from penstock.train.resolve.load import load_recipe
 
 if TYPE_CHECKING:
     from penstock.train.emulated import EmulatedTimes

@@ -39,7 +39,7 @@ from penstock.plan.search import HEADROOM, Option, search, what_would_help
 from penstock.train.planning.devices import config_of
 from penstock.train.planning.question import in_numbers, question_of, recipe_for_preset, recipe_of
 from penstock.train.recipe.config import TrainConfig
-from penstock.train.recipe.load import build_recipe, with_settings
+from penstock.train.resolve.load import build_recipe, with_settings
 
 _TOKENS_PER_STEP = 4 * 2**20
 _LENGTH = 4096

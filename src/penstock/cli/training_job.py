@@ -24,8 +24,8 @@ from penstock.parallel.layout import layout_of
 from penstock.train.control.resize_islands import Islands
 from penstock.train.planning.capacity import check_host, may_have_accelerators, memory_of
 from penstock.train.recipe.config import TrainConfig
-from penstock.train.recipe.load import build_recipe, check_command, read_recipe
-from penstock.train.resolved_summary import derive
+from penstock.train.resolve.load import build_recipe, check_command, read_recipe
+from penstock.train.resolve.summary import derive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

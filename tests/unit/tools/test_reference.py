@@ -6,7 +6,7 @@ from tools import reference
 
 from penstock.cli.main import VERBS
 from penstock.core import config
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 
 PAGES = reference.pages()
 

@@ -11,10 +11,10 @@ from penstock.core.errors import ConfigError
 from penstock.core.units import mib
 from penstock.testing.corpora import write_corpus
 from penstock.train.recipe.config import TrainConfig
-from penstock.train.recipe.load import build_recipe
 from penstock.train.recipe.planned_changes import check_rows
-from penstock.train.resolved_summary import derive
-from penstock.train.tune.config import TuneConfig
+from penstock.train.recipe.tune_config import TuneConfig
+from penstock.train.resolve.load import build_recipe
+from penstock.train.resolve.summary import derive
 from tests.preferences import answers, pairs_corpus
 
 ROWS = 75  # of 16 tokens in the corpus

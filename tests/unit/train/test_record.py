@@ -14,8 +14,8 @@ from penstock.obs.sinks.jsonl import JsonLines
 from penstock.testing.corpora import write_corpus
 from penstock.train.data_setup import train_loader
 from penstock.train.next_token import NextToken
-from penstock.train.recipe.load import build_recipe
 from penstock.train.record import MixtureLog, sample_log, step_record
+from penstock.train.resolve.load import build_recipe
 from penstock.train.state import TrainState
 from penstock.train.step import StepResult
 

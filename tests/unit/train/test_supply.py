@@ -19,8 +19,8 @@ from penstock.train.data_setup import (
     train_loader,
 )
 from penstock.train.inspect.open_run import open_run
-from penstock.train.recipe.load import build_recipe
-from penstock.train.resolved_summary import derive
+from penstock.train.resolve.load import build_recipe
+from penstock.train.resolve.summary import derive
 from penstock.train.setup import write_identity
 from tests.growing import streamed_corpus
 

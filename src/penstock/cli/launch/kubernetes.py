@@ -19,7 +19,7 @@ from penstock.launch.render.pod_template import CONFIG
 from penstock.launch.spec import RunSpec
 from penstock.storage.address import is_remote
 from penstock.train.recipe.config import MeasureConfig
-from penstock.train.recipe.load import build_for_others
+from penstock.train.resolve.load import build_for_others
 
 EPILOG = """\
 A JobSet (or a TrainJob of Kubeflow Trainer) is submitted, whose pods are the nodes. Relative paths of the

@@ -10,7 +10,7 @@ from penstock.core.errors import UsageError
 from penstock.launch.engines.engine import ENGINES
 from penstock.launch.spec import node_range
 from penstock.train.control.requests import batch_size_of
-from penstock.train.recipe.load import build_for_others, build_recipe, read_recipe
+from penstock.train.resolve.load import build_for_others, build_recipe, read_recipe
 
 EPILOG = """\
 The run saves a checkpoint, and continues with the new number of nodes: in place on this machine, as a new job

@@ -17,7 +17,7 @@ from penstock.core.units import mib, si
 from penstock.data.corpus.columns import learned_share
 from penstock.data.corpus.manifest import load_manifest
 from penstock.train.planning.devices import RecipePlan, plan_recipe
-from penstock.train.recipe.load import recipe_names, recipe_text, with_settings
+from penstock.train.resolve.load import recipe_names, recipe_text, with_settings
 
 EPILOG = """\
 The model is built on the meta device: its shapes are real, its numbers take no memory. The memory of a device

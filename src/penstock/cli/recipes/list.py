@@ -6,7 +6,7 @@ import tomllib
 
 from penstock.core.units import si
 from penstock.train.planning.devices import plan_recipe
-from penstock.train.recipe.load import about, recipe_names, recipe_text
+from penstock.train.resolve.load import about, recipe_names, recipe_text
 
 EPILOG = """\
 example:

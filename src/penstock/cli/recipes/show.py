@@ -2,7 +2,7 @@
 
 import argparse
 
-from penstock.train.recipe.load import recipe_text
+from penstock.train.resolve.load import recipe_text
 
 EPILOG = """\
 example:

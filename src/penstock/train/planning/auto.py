@@ -34,8 +34,8 @@ from penstock.plan.report import described
 from penstock.plan.search import search
 from penstock.train.planning.question import in_numbers, question_of
 from penstock.train.recipe.config import TrainConfig
-from penstock.train.recipe.load import build_recipe
 from penstock.train.recipe.planned_changes import check_rows
+from penstock.train.resolve.load import build_recipe
 
 logger = logging.getLogger(__name__)
 

@@ -19,12 +19,12 @@ from penstock.plan.memory import Memory
 from penstock.train.planning.memory import memory_plan
 from penstock.train.recipe.config import TrainConfig, on_machines
 from penstock.train.recipe.data_config import DataConfig
-from penstock.train.recipe.load import check_sections
-from penstock.train.recipe.packing import with_packing, with_usual_packing
 from penstock.train.recipe.planned_changes import check_rows
-from penstock.train.recipe.start import OF_START, with_start
-from penstock.train.recipe.usual_names import usual_names_explained
-from penstock.train.run_length import with_steps
+from penstock.train.resolve.load import check_sections
+from penstock.train.resolve.packing import with_packing, with_usual_packing
+from penstock.train.resolve.run_length import with_steps
+from penstock.train.resolve.start import OF_START, with_start
+from penstock.train.resolve.usual_names import usual_names_explained
 
 ASSUMED_VOCABULARY = 32_768
 _USUAL_PER_MACHINE = 8

@@ -1,1 +1,1 @@
-"""Recipes: every key of a TOML recipe with its default, loading and validation; no torch."""
+"""Sections of a recipe: every key with its default and validation; no torch."""

@@ -18,7 +18,7 @@ from penstock.train.recipe.data_config import AdaptiveConfig, ChangeConfig, Corp
 from penstock.train.recipe.optim_config import BLOCK, OptimConfig, fits_blocks
 from penstock.train.recipe.outer_config import OuterConfig
 from penstock.train.recipe.samples_config import SamplesConfig
-from penstock.train.tune.config import TuneConfig
+from penstock.train.recipe.tune_config import TuneConfig
 
 __all__ = [
     "AdaptiveConfig",

@@ -6,7 +6,7 @@ from penstock.core.errors import ConfigError
 from penstock.data.corpus.columns import LEARNED, REJECTED, TEACHER_IDS, TEACHER_LOG_PROBS, read_index
 from penstock.data.corpus.corpus import Corpus
 from penstock.train.recipe.config import TrainConfig
-from penstock.train.tune.config import TuneConfig
+from penstock.train.recipe.tune_config import TuneConfig
 
 
 def check_corpora(config: TrainConfig, corpora: Mapping[str, Corpus]) -> None:

@@ -13,7 +13,7 @@ from penstock.train.next_token import NextToken
 from penstock.train.objective import Objective
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.planned_changes import micro_batch_sizes, micro_rows
-from penstock.train.tune.config import TuneConfig
+from penstock.train.recipe.tune_config import TuneConfig
 from penstock.train.tune.corpus_pass import Pass
 from penstock.train.tune.distillation import Distillation
 from penstock.train.tune.kto import SingleAnswers

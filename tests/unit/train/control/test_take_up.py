@@ -10,7 +10,7 @@ from penstock.testing.corpora import write_corpus
 from penstock.train.control.apply_request import follow, in_force, known_parts, reweighed, take_up
 from penstock.train.control.requests import ControlReply, ControlRequest
 from penstock.train.data_setup import train_loader
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 
 
 @pytest.fixture

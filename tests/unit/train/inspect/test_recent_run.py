@@ -12,7 +12,7 @@ from penstock.testing.corpora import write_corpus
 from penstock.train.control.requests import ControlReply, answer
 from penstock.train.inspect import recent_run
 from penstock.train.inspect.recent_run import RecentRun
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from tests.launched import wait_until
 
 SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}

@@ -8,7 +8,7 @@ from penstock.parallel.layout import RankLayout
 from penstock.plan.activations import block_bytes
 from penstock.testing.corpora import write_corpus
 from penstock.train.planning.memory import memory_plan, micro_batch_tokens, recompute_modes
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 
 BREADTH = "ethernet.schedule=breadth_first"
 SIZES = {

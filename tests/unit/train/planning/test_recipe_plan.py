@@ -7,7 +7,7 @@ import pytest
 from penstock.core import config
 from penstock.core.errors import ConfigError, PenstockError, UsageError
 from penstock.train.planning.devices import plan_recipe
-from penstock.train.recipe.load import about, recipe_names, recipe_text
+from penstock.train.resolve.load import about, recipe_names, recipe_text
 
 GIB = 2**30
 

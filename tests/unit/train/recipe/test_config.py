@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core import config
 from penstock.core.errors import ConfigError, UsageError
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 
 
 @pytest.mark.parametrize(

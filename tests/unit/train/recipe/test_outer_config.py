@@ -8,7 +8,7 @@ from penstock.parallel.layout import RankLayout
 from penstock.train.islands.schedule import bytes_per_step
 from penstock.train.planning.memory import memory_plan
 from penstock.train.recipe.outer_config import OuterConfig
-from penstock.train.resolved_summary import derive
+from penstock.train.resolve.summary import derive
 from tests.islands import counting_corpus, recipe_of
 
 

@@ -7,7 +7,7 @@ import pytest
 from penstock.core.errors import ConfigError
 from penstock.data.corpus.open import open_corpus
 from penstock.testing.corpora import write_corpus
-from penstock.train.recipe.load import build_recipe
+from penstock.train.resolve.load import build_recipe
 from penstock.train.tune.check_corpora import check_corpora
 from penstock.train.tune.choose import model_key
 from tests.preferences import answers, pairs_corpus, thumbs_corpus

@@ -10,7 +10,7 @@ from penstock.core import config
 from penstock.core.errors import ConfigError
 from penstock.testing.corpora import write_corpus
 from penstock.train.recipe.config import TrainConfig
-from penstock.train.recipe.load import build_recipe, load_recipe
+from penstock.train.resolve.load import build_recipe, load_recipe
 
 
 def test_vocabulary_and_context_follow_from_the_data(raw: dict[str, Any]) -> None:

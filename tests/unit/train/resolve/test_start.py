@@ -14,7 +14,7 @@ from penstock.core.errors import CheckpointError, ConfigError, ModelError
 from penstock.data.corpus.manifest import load_manifest, save_manifest
 from penstock.testing.corpora import write_corpus
 from penstock.train.planning.devices import config_of
-from penstock.train.recipe.load import build_for_others, build_recipe
+from penstock.train.resolve.load import build_for_others, build_recipe
 from tests.tiny_models import CONFIGS, save_tiny_model
 
 

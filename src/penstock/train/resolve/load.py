@@ -14,10 +14,10 @@ from penstock.data.corpus.open import has_tokenizer, vocab_size_of
 from penstock.models.presets import expanded
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.data_config import DataConfig
-from penstock.train.recipe.packing import with_packing, with_usual_packing
-from penstock.train.recipe.start import OF_START, grown, with_start
-from penstock.train.recipe.usual_names import usual_names_explained
-from penstock.train.run_length import with_steps
+from penstock.train.resolve.packing import with_packing, with_usual_packing
+from penstock.train.resolve.run_length import with_steps
+from penstock.train.resolve.start import OF_START, grown, with_start
+from penstock.train.resolve.usual_names import usual_names_explained
 
 
 def load_recipe(path: Path, overrides: list[str]) -> TrainConfig:

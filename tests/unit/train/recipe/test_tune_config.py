@@ -8,7 +8,7 @@ from penstock.core import config
 from penstock.core.errors import ConfigError
 from penstock.nn.linear.adapter_config import LINEAR_LAYERS, AdapterConfig, block_layers
 from penstock.train.recipe.config import TrainConfig
-from penstock.train.tune.config import TuneConfig
+from penstock.train.recipe.tune_config import TuneConfig
 from tests.families import small_llama
 
 MODEL = small_llama()

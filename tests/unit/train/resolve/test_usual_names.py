@@ -4,8 +4,8 @@ import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.train.planning.devices import config_of
-from penstock.train.recipe.load import build_recipe
-from penstock.train.recipe.usual_names import NAMES, _keys, keys_for
+from penstock.train.resolve.load import build_recipe
+from penstock.train.resolve.usual_names import NAMES, _keys, keys_for
 
 
 def test_every_key_that_a_name_leads_to_is_one_of_a_recipe() -> None:
