@@ -20,7 +20,7 @@ NUM_LAYERS = 2
 BLOCK_SIZE, MAX_BLOCKS, MAX_SEQUENCES, MAX_TOKENS = 4, 8, 3, 20
 
 
-def engine_parts(weights="stored", *, device="cpu", **windows):
+def engine_parts(weights="stored", *, device="cpu", **changes):
     torch.manual_seed(5)
     config = small_llama(
         vocab_size=50,
@@ -28,7 +28,7 @@ def engine_parts(weights="stored", *, device="cpu", **windows):
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=MAX_BLOCKS * BLOCK_SIZE,
-        **windows,
+        **changes,
     )
     model = Decoder(config).eval().to(device)
     fuse(model)

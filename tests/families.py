@@ -21,6 +21,7 @@ def small_llama(**changes: Any) -> DecoderConfig:  # Any: of whatever type the f
 
 def small_families(**sizes: int) -> dict[str, DecoderConfig]:
     """Return name -> configuration, all of these sizes."""
+    layers = range(sizes["num_hidden_layers"])
     granite = {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 4.0}
     return {
         "llama": DecoderConfig(**sizes, tie_word_embeddings=True),
@@ -29,4 +30,9 @@ def small_families(**sizes: int) -> dict[str, DecoderConfig]:
         "mistral": DecoderConfig(**sizes, model_type="mistral", sliding_window=5),
         "qwen2": DecoderConfig(**sizes, model_type="qwen2", sliding_window=5, max_window_layers=1),
         "qwen3": DecoderConfig(**sizes, model_type="qwen3", head_dim=16),
+        "smollm3": DecoderConfig(
+            **sizes,
+            model_type="smollm3",
+            layer_rope_theta=tuple(0.0 if layer % 2 else 10_000.0 for layer in layers),
+        ),
     }

@@ -26,6 +26,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     SeedOssConfig,
+    SmolLM3Config,
 )
 
 from penstock.text.tokenizer import Tokenizer, train_tokenizer
@@ -71,6 +72,9 @@ def of_every_family(**shape: Any) -> dict[str, PreTrainedConfig]:  # Any: of wha
         "helium": HeliumConfig(**shape, head_dim=shape["hidden_size"] // shape["num_attention_heads"]),
         "ernie": Ernie4_5Config(**shape, head_dim=16, use_bias=True),
         "glm": GlmConfig(**shape, head_dim=16),
+        "smollm3": SmolLM3Config(
+            **shape, no_rope_layer_interval=2, use_sliding_window=True, sliding_window=7
+        ),
         "seed-oss": SeedOssConfig(**shape, head_dim=16, attention_out_bias=True),
     }
 

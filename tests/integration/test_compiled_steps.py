@@ -80,6 +80,24 @@ def test_blocks_with_windows_of_their_own_are_computed_by_programs_of_their_own(
     assert len(COMPUTED) == NUM_LAYERS * len(STEPS)
 
 
+SMOLLM3 = {"model_type": "smollm3", "layer_rope_theta": (0.0, 10_000.0)}
+
+
+def test_one_program_computes_blocks_with_positions_and_without():
+    parts = engine_parts(**SMOLLM3)
+    programs = []
+
+    def counted(graph, inputs):
+        programs.append(graph)
+        return aot_eager(graph, inputs)
+
+    compiled = compiled_steps(counted, parts, sizes=[20])
+    compiled.compile_all()
+    assert_close(logits_of(*parts, compiled), logits_of(*engine_parts(**SMOLLM3)))
+    assert len(programs) == 1
+    assert not torch.allclose(logits_of(*parts, compiled)[0], logits_of(*engine_parts())[0], atol=1e-3)
+
+
 def test_filling_leaves_the_pages_as_they_are():
     parts = engine_parts()
     parts[1].pages.normal_()

@@ -32,11 +32,12 @@ pytestmark = pytest.mark.skipif(not native.is_available(), reason="plain attenti
 DECODING = [step for step in STEPS if len(step.token_ids) == len(step.lengths)]
 
 
-def test_decode_steps_are_replayed_and_compute_what_plain_code_does():
-    parts = engine_parts()
+@pytest.mark.parametrize("changes", [{}, {"model_type": "smollm3", "layer_rope_theta": (0.0, 10_000.0)}])
+def test_decode_steps_are_replayed_and_compute_what_plain_code_does(changes):
+    parts = engine_parts(**changes)
     graphs = graphs_of(*parts, record=(record := Recorder()))
     found = logits_of(*parts, graphs=graphs)
-    for ours, theirs in zip(found, logits_of(*engine_parts()), strict=True):
+    for ours, theirs in zip(found, logits_of(*engine_parts(**changes)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)  # float32, sums in another order
     assert record.replayed == [3, 2, 1, 3, 3, 1]
 

@@ -22,6 +22,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     SeedOssConfig,
+    SmolLM3Config,
 )
 
 from penstock.checkpoint.hf import load_pretrained, save_pretrained
@@ -130,6 +131,10 @@ CONFIGS = {
     "ernie-biases": Ernie4_5Config(**SMALL, head_dim=16, use_bias=True, tie_word_embeddings=False),
     "glm": GlmConfig(**SMALL, **NO_SPECIAL, head_dim=16),
     "glm-no-biases": GlmConfig(**SMALL, **NO_SPECIAL, head_dim=24, attention_bias=False),
+    "smollm3": SmolLM3Config(**SMALL, **NO_SPECIAL, no_rope_layers=[1, 0, 1]),
+    "smollm3-windows": SmolLM3Config(
+        **SMALL, **NO_SPECIAL, use_sliding_window=True, sliding_window=5, no_rope_layer_interval=2
+    ),
     "seed-oss": SeedOssConfig(**SMALL, head_dim=8),
     "seed-oss-output-bias": SeedOssConfig(
         **SMALL, head_dim=16, attention_bias=False, attention_out_bias=True, mlp_bias=True

@@ -37,6 +37,7 @@ SHAPES = {
     "helium": {"attention_bias": True},
     "ernie4_5": {"attention_bias": True, "mlp_bias": True},
     "glm": {"partial_rotary_factor": 0.5, "attention_bias": True},
+    "smollm3": {"layer_rope_theta": (0.0, 10_000.0, 0.0), "tie_word_embeddings": True},
     "seed_oss": {"attention_bias": False, "attention_out_bias": True},
 }
 IDS = torch.randint(0, 61, (4, 16), generator=torch.Generator().manual_seed(0))

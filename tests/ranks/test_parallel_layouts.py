@@ -212,6 +212,7 @@ FAMILIES = {
     "mistral": {"model_type": "mistral", "sliding_window": 5},
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3", "head_dim": 16},
+    "smollm3": {"model_type": "smollm3", "layer_rope_theta": [0.0, 10_000.0]},
 }
 
 
@@ -247,6 +248,14 @@ def test_stages_keep_multipliers_windows_and_tied_matrices(corpus, tmp_path, pla
     model = LLAMA | FAMILIES[family] | {"num_hidden_layers": 4}
     recipe = recipe_of(corpus, tmp_path, model=model, pipeline=stages, rows=2)
     assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=stages), plain(model))
+
+
+@pytest.mark.parametrize("rule", ["all_gather", "ulysses"])
+def test_stages_and_stretches_keep_layers_without_positions(corpus, tmp_path, plain, rule):
+    bases = {"layer_rope_theta": [10_000.0, 0.0, 10_000.0, 0.0], "num_hidden_layers": 4}
+    model = LLAMA | FAMILIES["smollm3"] | bases
+    recipe = recipe_of(corpus, tmp_path, model=model, pipeline=2, context=2, rows=4, context_rule=rule)
+    assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=4), plain(model))
 
 
 TIED = [

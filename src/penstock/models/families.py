@@ -7,7 +7,7 @@ from penstock.models.family.base import Family
 
 ModelType = Literal[
     "cwm", "ernie4_5", "glm", "granite", "granitemoehybrid", "helium", "llama", "ministral", "mistral",
-    "phi3", "qwen2", "qwen3", "seed_oss",
+    "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
 ]  # fmt: skip
 """Supported values of model_type; each is a file in models/family."""
 

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.nn.rope_scaling import RopeScaling
+from penstock.nn.rope_scaling import RopeRule, RopeScaling
 
 _FIRST_POSITIONS = 1024
 
@@ -24,9 +24,7 @@ def rope_tables(
     positions: Int[Tensor, "batch seq"],
     *,
     head_dim: int,
-    rotated: int,
-    theta: float,
-    scaling: RopeScaling | None,
+    rule: RopeRule,
     max_positions: int,
     dtype: torch.dtype,
 ) -> tuple[Float[Tensor, "batch 1 seq head_dim"], Float[Tensor, "batch 1 seq head_dim"]]:
@@ -34,15 +32,15 @@ def rope_tables(
 
     Args:
         positions: index of each token within its document, from 0.
-        rotated: number of a head's dimensions that are rotated. Half of them lie at its beginning and half at
-            its middle; the others are multiplied by 1 and 0.
-        theta: base of the wavelengths.
+        rule: base, scaling, and part of a head that is rotated. Half of the rotated dimensions lie at its
+            beginning and half at its middle; the others are multiplied by 1 and 0.
         max_positions: context length in tokens, read by the dynamic rule.
         dtype: dtype of the result; the angles themselves are always float32.
     """
     with torch.no_grad():
+        rotated = int(head_dim * rule.rotated)
         frequencies, factor = rope_frequencies(
-            positions, head_dim=rotated, theta=theta, scaling=scaling, max_positions=max_positions
+            positions, head_dim=rotated, theta=rule.theta, scaling=rule.scaling, max_positions=max_positions
         )
         angles = positions[:, None, :, None].float() * frequencies
         cosines, sines = angles.cos(), angles.sin()
@@ -56,10 +54,11 @@ def rope_tables(
 
 
 class RopeCache:
-    """Cosines and sines of positions from 0 on; the tables grow on demand.
+    """Cosines and sines of positions from 0 on, of several rules; the tables grow on demand.
 
     Args:
-        make: from positions [1, n] to cosines and sines, each [1, 1, n, head_dim], independent per position.
+        make: from positions [1, n] to cosines and sines, each [rules, 1, n, head_dim], independent per
+            position.
         max_positions: upper bound on the length of the tables.
     """
 
@@ -69,7 +68,9 @@ class RopeCache:
             torch.zeros(1, 1, dtype=torch.long)
         )  # one position: the dynamic rule takes their maximum, which an empty tensor lacks
 
-    def up_to(self, position: int) -> tuple[Float[Tensor, "1 1 n head_dim"], Float[Tensor, "1 1 n head_dim"]]:
+    def up_to(
+        self, position: int
+    ) -> tuple[Float[Tensor, "rules 1 n head_dim"], Float[Tensor, "rules 1 n head_dim"]]:
         """Return tables that include `position`; when they grow, they double."""
         length = self._tables[0].shape[2]
         if position >= length:

@@ -47,6 +47,7 @@ def test_null_for_what_only_other_families_have_is_nothing():
 
 
 LLAMA = {"model_type": "llama", **SIZES}
+SMOLLM3 = {"model_type": "smollm3"}
 GRANITE_4 = {"model_type": "granitemoehybrid", "num_local_experts": 0, "layer_types": ["attention"] * 2}
 
 
@@ -62,6 +63,11 @@ GRANITE_4 = {"model_type": "granitemoehybrid", "num_local_experts": 0, "layer_ty
             {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": None},
             "max_window_layers has",
         ),
+        ({**SMOLLM3, "no_rope_layers": [1]}, "no_rope_layers must have 0 or 1 for each of the 2 layers"),
+        ({**SMOLLM3, "no_rope_layers": "none"}, "no_rope_layers must have 0 or 1"),
+        ({**SMOLLM3, "no_rope_layer_interval": 0}, "no_rope_layer_interval must be a number of layers"),
+        ({**SMOLLM3, "layer_types": ["sliding_attention"] * 2}, "says that no layer has one"),
+        ({**SMOLLM3, "layer_types": 5}, "layer_types"),
         ({**GRANITE_4, "layer_types": 5}, "layer_types must name the kind of each layer"),
         ({**GRANITE_4, "position_embedding_type": "alibi"}, "position_embedding_type must be"),
         ({**GRANITE_4, "position_embedding_type": ["rope"]}, "position_embedding_type must be"),

@@ -9,6 +9,7 @@ from penstock.models import FAMILIES
 from penstock.models.decoder.config import DecoderConfig
 from penstock.models.decoder.model import Block, Decoder
 from penstock.nn.init import init_weights
+from penstock.nn.rope_scaling import RopeRule, RopeScaling
 
 SIZES = {
     "vocab_size": 61,
@@ -121,6 +122,28 @@ def test_training_flops_are_those_that_torch_counts():
     assert counted == expected - norms
 
 
+@torch.no_grad()
+def test_without_positions_earlier_tokens_count_in_any_order():
+    swapped = IDS[:, [2, 1, 0, *range(3, 16)]]
+    for bases, is_same in (((0.0,), True), ((10_000.0,), False)):
+        model = built(model_type="smollm3", num_hidden_layers=1, layer_rope_theta=bases).double()
+        difference = (model(swapped) - model(IDS))[:, 3:].abs().max()
+        assert difference < 1e-12 if is_same else difference > 1e-2
+
+
+def test_each_layer_has_the_base_and_the_scaling_of_its_kind():
+    linear = RopeScaling(rope_type="linear", factor=2.0)
+    config = DecoderConfig(**SIZES, model_type="qwen3", sliding_window=4, max_window_layers=1)
+    # no family has all of this; a config is checked when it is made only
+    for name, value in {"scaled_layers": "full_attention", "layer_rope_theta": (1e6, 1e4)}.items():
+        object.__setattr__(config, name, value)
+    object.__setattr__(config, "rope_scaling", linear)
+    assert config.layer_rope == (
+        RopeRule(theta=1e6, scaling=linear, rotated=1.0),
+        RopeRule(theta=1e4, scaling=None, rotated=1.0),
+    )
+
+
 def test_a_window_of_some_layers_is_counted_for_those():
     sizes = {**SIZES, "num_hidden_layers": 3, "model_type": "qwen3"}
     whole = DecoderConfig(**sizes)
@@ -178,6 +201,19 @@ def test_a_recipe_builds_a_config_and_reads_its_own_dump():
         ({"vocab_size": 0}, "vocab_size must be positive"),
         ({"sliding_window": 4}, "not supported by llama models.*Set model_type to cwm or ministral"),
         ({"logits_scaling": 2.0}, "Set model_type to granite"),
+        (
+            {"model_type": "smollm3", "layer_rope_theta": (0.0,)},
+            r"layer_rope_theta must have a number for each of the 2 layers \(got '1 numbers'\)",
+        ),
+        (
+            {"model_type": "smollm3", "layer_rope_theta": (0.0, -1.0)},
+            r"layer_rope_theta must have positive numbers, or 0 \(got -1",
+        ),
+        (
+            {"model_type": "smollm3", "layer_rope_theta": (0.0, 500.0)},
+            r"layer_rope_theta must be 0 or rope_theta 10000 in smollm3 models \(got \[500",
+        ),
+        ({"layer_rope_theta": (0.0, 1e4)}, "not supported by llama models.*Set model_type to smollm3"),
         ({"model_type": "mixtral"}, r"no such choice \(got 'mixtral'\). Known: cwm, ernie4_5, glm, granite"),
         ({"attention_bias": True, "model_type": "qwen2"}, "not supported by qwen2 models"),
         (

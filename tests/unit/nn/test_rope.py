@@ -13,9 +13,7 @@ def tables(positions, *, dtype=torch.float64, scaling=None, max_positions=64):
     return rope_tables(
         torch.as_tensor(positions)[None],
         head_dim=8,
-        rotated=8,
-        theta=10_000.0,
-        scaling=scaling,
+        rule=RopeRule(theta=10_000.0, scaling=scaling, rotated=1.0),
         max_positions=max_positions,
         dtype=dtype,
     )

@@ -15,6 +15,7 @@ the same exchanges.
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -183,18 +184,22 @@ def _of_blocks(
         [model.embed.weight.detach(), model.norm.weight.detach(), *head],
         [*(size for block in blocks for size in block.outputs), model.unembed.out_features],
         [window or 0 for window in model.config.windows],
+        list(model.rope_of),
         [blocks[0].eps, blocks[0].scale, model.config.residual_multiplier, model.embedding_multiplier],
         vocabulary_of(model, group),
         cache.pages,
         None if board is None else board.native_board,
     )
     dtype = model.norm.weight.dtype
-    rope = RopeCache(
-        lambda positions: model.rope(positions, dtype),
-        max_positions=model.config.context,
-    )
+    rope = RopeCache(partial(_tables, model, dtype), max_positions=model.config.context)
     most_tokens = math.inf if board is None else SLOT_BYTES // model.norm.weight.nbytes
     return NativeDecoder(network, rope, model, dtype=dtype, most_tokens=most_tokens)
+
+
+def _tables(model: Decoder, dtype: torch.dtype, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines, each [rules, 1, n, head_dim], in the order of `model.rope_rules`."""
+    cosines, sines = zip(*model.ropes(positions, dtype), strict=True)
+    return torch.cat(cosines), torch.cat(sines)
 
 
 def _blocks(model: Decoder, cache: PagedCache) -> list[BlockOperands] | None:

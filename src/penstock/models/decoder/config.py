@@ -9,7 +9,7 @@ from penstock.core.errors import ConfigError
 from penstock.models.families import FAMILY, ModelType, families_with, supported_families
 from penstock.models.family.base import NEUTRAL, Family
 from penstock.models.family.tensors import StoredRows
-from penstock.nn.rope_scaling import RopeScaling
+from penstock.nn.rope_scaling import RopeRule, RopeScaling
 
 LayerType = Literal["full_attention", "sliding_attention"]
 
@@ -40,6 +40,10 @@ class DecoderConfig:
     """Base of the rotary embedding's wavelengths."""
     rope_scaling: RopeScaling | None = None
     """Scaling of the rotary frequencies for long contexts."""
+    layer_rope_theta: tuple[float, ...] | None = None
+    """SmolLM3: base of each layer's wavelengths, 0 for a layer without positions; absent: `rope_theta`."""
+    scaled_layers: LayerType | None = None
+    """Kind of layers that `rope_scaling` applies to; absent: all."""
     rms_norm_eps: float = 1e-6
     """Epsilon of RMSNorm: added to the mean square."""
     tie_word_embeddings: bool = False
@@ -120,6 +124,7 @@ class DecoderConfig:
                 fix="Set sliding_window, or leave it out.",
             )
         self._check_layer_types()
+        self._check_layer_rope()
         self.family.check(self)
 
     def _check_layer_types(self) -> None:
@@ -140,6 +145,21 @@ class DecoderConfig:
                 "max_window_layers and layer_types both say which layers have a window",
                 got=self.max_window_layers,
                 fix="Leave one of them out.",
+            )
+
+    def _check_layer_rope(self) -> None:
+        bases = self.layer_rope_theta
+        if bases is not None and len(bases) != self.num_hidden_layers:
+            raise ConfigError(
+                f"layer_rope_theta must have a number for each of the {self.num_hidden_layers} layers",
+                got=f"{len(bases)} numbers",
+            )
+        for base in bases or ():
+            if not 0 <= base < inf:
+                raise ConfigError("layer_rope_theta must have positive numbers, or 0", got=base)
+        if self.scaled_layers is not None and self.rope_scaling is None:
+            raise ConfigError(
+                "scaled_layers needs rope_scaling", got=self.scaled_layers, fix="Set rope_scaling."
             )
 
     def _check_first_layers(self) -> None:
@@ -187,6 +207,21 @@ class DecoderConfig:
     def rotated_dims(self) -> int:
         """Dimensions of a head that rotary embedding turns, an even number."""
         return int(self.size_of_head * self.partial_rotary_factor)
+
+    @property
+    def layer_rope(self) -> tuple[RopeRule, ...]:
+        """Rotary embedding of each layer; layers without positions have one that rotates nothing."""
+        bases = self.layer_rope_theta or (self.rope_theta,) * self.num_hidden_layers
+        return tuple(
+            RopeRule(theta=base, scaling=self._scaling_of(window), rotated=self.partial_rotary_factor)
+            if base
+            else NO_POSITIONS
+            for base, window in zip(bases, self.windows, strict=True)
+        )
+
+    def _scaling_of(self, window: int | None) -> RopeScaling | None:
+        kind = "full_attention" if window is None else "sliding_attention"
+        return self.rope_scaling if self.scaled_layers in (None, kind) else None
 
     @property
     def context(self) -> int:
@@ -281,6 +316,10 @@ class DecoderConfig:
         looked_up = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         width = self.num_attention_heads * self.size_of_head
         return 6.0 * (self.num_parameters - looked_up) + 12.0 * width * keys
+
+
+NO_POSITIONS = RopeRule(theta=1.0, scaling=None, rotated=0.0)
+"""Rotary embedding of a layer without positions: cosines of 1, sines of 0."""
 
 
 def check_ceilings(values: Mapping[str, object]) -> None:

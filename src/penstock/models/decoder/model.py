@@ -94,6 +94,10 @@ class Decoder(nn.Module):
         self.config = config
         self.choose: ChooseKernel = choose_kernel
         """Selects the attention kernel of each forward pass, unless a cache has its own."""
+        self.rope_rules = tuple(dict.fromkeys(config.layer_rope))
+        """Rotary embeddings of the layers, each once."""
+        self.rope_of = tuple(map(self.rope_rules.index, config.layer_rope))
+        """Index of each layer's rotary embedding in `rope_rules`."""
         self.embedding_multiplier = config.embedding_multiplier
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
@@ -161,14 +165,16 @@ class Decoder(nn.Module):
         batch, seq_len = (input_ids if position_ids is None else position_ids).shape
         layout = AttentionLayout(batch=batch, seq_len=seq_len, cu_seqlens=cu_seqlens)
         x = _scaled(self.embed(input_ids), self.embedding_multiplier)
-        rope = self.rope(
-            _positions(layout, input_ids.device) if position_ids is None else position_ids, x.dtype
+        ropes = self.ropes(
+            _positions(layout, input_ids.device) if position_ids is None else position_ids,
+            x.dtype,
+            token_keys=token_keys,
         )
-        tables = rope if token_keys is None else (*rope, token_keys)
         windows = self.config.windows
         attend = {window: self._attend(replace(layout, window=window), x, cache) for window in set(windows)}
         for index, block in enumerate(self.layers):
-            x = block(x, tables, attend[windows[index]], None if cache is None else cache.layers[index])
+            layer_cache = None if cache is None else cache.layers[index]
+            x = block(x, ropes[self.rope_of[index]], attend[windows[index]], layer_cache)
         out: Tensor = self.norm(x)
         return out
 
@@ -188,11 +194,10 @@ class Decoder(nn.Module):
         rows = [len(ids) for ids in input_ids]
         embedded = _scaled(self.embed(torch.cat(input_ids)), self.embedding_multiplier)
         x = tuple(torch.split(embedded, rows))
-        ropes: tuple[tuple[Tensor, ...], ...] = tuple(
-            self.rope(positions, embedded.dtype) for positions in position_ids
-        )
-        if token_keys is not None:
-            ropes = tuple((*rope, keys) for rope, keys in zip(ropes, token_keys, strict=True))
+        ropes = [
+            self.ropes(positions, embedded.dtype, token_keys=keys)
+            for positions, keys in zip(position_ids, token_keys or (None,) * len(rows), strict=True)
+        ]
         layouts = [
             AttentionLayout(batch=len(positions), seq_len=positions.shape[1], cu_seqlens=ends)
             for positions, ends in zip(position_ids, cu_seqlens, strict=True)
@@ -202,8 +207,8 @@ class Decoder(nn.Module):
             window: tuple(self._attend(replace(layout, window=window), embedded, None) for layout in layouts)
             for window in set(windows)
         }
-        for block, window in zip(self.layers, windows, strict=True):
-            x = block(x, ropes, attends[window])
+        for block, rope, window in zip(self.layers, self.rope_of, windows, strict=True):
+            x = block(x, tuple(tables[rope] for tables in ropes), attends[window])
         out: Tensor = self.norm(torch.cat(x))
         return out
 
@@ -227,17 +232,28 @@ class Decoder(nn.Module):
         writes_residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
         return 0.02 / math.sqrt(2 * self.config.num_hidden_layers) if writes_residual else 0.02
 
-    def rope(self, positions: Int[Tensor, "batch seq"], dtype: torch.dtype) -> Rope:
-        """Return the cosines and sines of the rotary embedding at these positions."""
-        return rope_tables(
-            positions,
-            head_dim=self.config.size_of_head,
-            rotated=self.config.rotated_dims,
-            theta=self.config.rope_theta,
-            scaling=self.config.rope_scaling,
-            max_positions=self.config.max_position_embeddings,
-            dtype=dtype,
-        )
+    def ropes(
+        self,
+        positions: Int[Tensor, "batch seq"],
+        dtype: torch.dtype,
+        *,
+        token_keys: Int64[Tensor, "batch seq"] | None = None,
+    ) -> list[tuple[Tensor, ...]]:
+        """Return cosines and sines at these positions, and `token_keys`, for each of `rope_rules`."""
+        keys = () if token_keys is None else (token_keys,)
+        return [
+            (
+                *rope_tables(
+                    positions,
+                    head_dim=self.config.size_of_head,
+                    rule=rule,
+                    max_positions=self.config.max_position_embeddings,
+                    dtype=dtype,
+                ),
+                *keys,
+            )
+            for rule in self.rope_rules
+        ]
 
     def _attend(self, layout: AttentionLayout, like: Tensor, cache: Cache | None) -> Attend:
         if cache is not None:

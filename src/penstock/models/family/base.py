@@ -144,6 +144,8 @@ NEUTRAL: Mapping[str, object] = {
     "sliding_window": None,
     "max_window_layers": 0,
     "layer_types": None,
+    "layer_rope_theta": None,
+    "scaled_layers": None,
     "partial_rotary_factor": 1.0,
     "embedding_multiplier": 1.0,
     "attention_multiplier": None,

@@ -99,7 +99,6 @@ _BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "olmo": ("norms without weights",),
     "olmo2": (_POST,),
     "olmo3": (_POST,),
-    "smollm3": ("layers without positions",),
     "vaultgemma": (_ONE_PLUS,),
 }
 

@@ -19,7 +19,7 @@ def read_first_whole(raw: Raw) -> dict[str, Any]:  # Any: fields of DecoderConfi
         return none
     whole = min(raw["max_window_layers"], layers)
     if kinds is not None:
-        whole = _checked(kinds, layers).count(FULL)
+        whole = checked_kinds(kinds, layers).count(FULL)
         if kinds != [FULL] * whole + [SLIDING] * (layers - whole):
             window = {"sliding_window": raw["sliding_window"], "max_window_layers": 0}
             return {**window, "layer_types": tuple(kinds)}
@@ -43,7 +43,7 @@ def read_layer_types(raw: Raw, *, default: tuple[str, ...]) -> dict[str, Any]:  
     if raw["sliding_window"] is None:
         return {"sliding_window": None, "layer_types": None}
     repeated = [default[layer % len(default)] for layer in range(layers)]
-    kinds = repeated if kinds is None else _checked(kinds, layers)
+    kinds = repeated if kinds is None else checked_kinds(kinds, layers)
     if SLIDING not in kinds:
         return {"sliding_window": None, "layer_types": None}
     return {"layer_types": None if FULL not in kinds else tuple(kinds)}
@@ -54,7 +54,8 @@ def write_layer_types(config: "DecoderConfig") -> Raw:
     return {"layer_types": [FULL if window is None else SLIDING for window in config.windows]}
 
 
-def _checked(kinds: object, layers: int) -> list[str]:
+def checked_kinds(kinds: object, layers: int) -> list[str]:
+    """Return the value of `layer_types`; raise ConfigError unless it has a kind for each layer."""
     if not isinstance(kinds, list) or len(kinds) != layers or not set(map(str, kinds)) <= {FULL, SLIDING}:
         raise ConfigError(
             f"layer_types must name {FULL} or {SLIDING} for each of the {layers} layers",

@@ -129,7 +129,7 @@ struct Chunk {
   Step<T, P> step_of(const Step<T, P>& of, const Span& span) {
     rotary::Heads<T> heads = of.heads;
     heads.positions += span.first;
-    return {of.model, span.past - span.first, of.ids + span.first, of.slots + span.first, heads, task_of(of.task, span),
+    return {of.model, span.past - span.first, of.ids + span.first, of.slots + span.first, heads, of.angles, task_of(of.task, span),
             of.pages, of.half_layer, cuts, kept, adapted, adapted_kept, of.hidden + span.first * of.model.hidden, nullptr};
   }
 };

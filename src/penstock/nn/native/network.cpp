@@ -55,15 +55,15 @@ class Network : public torch::CustomClassHolder {
   // blocks: of each, OF_BLOCK operands in the order of `decoder_block`; ends: embedding, last norm, operands of the
   // output matrix; outputs: of each linear layer, the output matrix last; numbers: eps, scale, multipliers of
   // residual sums and of the embedding; vocabulary: first token of each rank's rows, and the number of all;
-  // pages: [blocks of the network, 2, pages, heads, positions, dim], or of codes and scales; board: of the ranks, if there are several.
+  // ropes: of each block, its table of angles; pages: [blocks of the network, 2, pages, heads, positions, dim], or of codes and scales; board: of the ranks, if there are several.
   Network(Operands blocks, Operands ends, std::vector<int64_t> outputs, std::vector<int64_t> windows,
-          std::vector<double> numbers, std::vector<int64_t> vocabulary, at::Tensor pages,
+          std::vector<int64_t> ropes, std::vector<double> numbers, std::vector<int64_t> vocabulary, at::Tensor pages,
           std::optional<c10::intrusive_ptr<exchange::Board>> board)
       : blocks_(std::move(blocks)), ends_(std::move(ends)), pages_(std::move(pages)), board_(std::move(board)),
         type_(ends_.get(0).value().scalar_type()) {
     const size_t count = windows.size();
     TORCH_CHECK(blocks_.size() == count * OF_BLOCK && ends_.size() == 2 + OF_LINEAR && numbers.size() == 4 && count > 0 &&
-                outputs.size() == count * LINEARS + 1 && pages_.dim() == 6 && pages_.is_contiguous() &&
+                outputs.size() == count * LINEARS + 1 && ropes.size() == count && pages_.dim() == 6 && pages_.is_contiguous() &&
                 pages_.size(0) == static_cast<int64_t>(count), "Network: operands of ", count, " blocks, pages ", pages_.sizes());
     const at::Tensor embedding = ends_.get(0).value();
     model_.kv_heads = pages_.size(3), model_.dim = dim_of(pages_);
@@ -81,7 +81,9 @@ class Network : public torch::CustomClassHolder {
     model_.head = linear(ends_, 2, model_.hidden, outputs.back());
     model_.eps = numbers[0], model_.scale = numbers[1];
     model_.residual_multiplier = numbers[2], model_.embedding_multiplier = numbers[3];
-    for (size_t i = 0; i < count; ++i) add_block(i * OF_BLOCK, &outputs[i * LINEARS], windows[i]);
+    for (size_t i = 0; i < count; ++i) add_block(i * OF_BLOCK, &outputs[i * LINEARS], windows[i], ropes[i]);
+    TORCH_CHECK(*std::min_element(ropes.begin(), ropes.end()) >= 0, "Network: tables of angles ", ropes);
+    model_.ropes = *std::max_element(ropes.begin(), ropes.end()) + 1;
     const int64_t of_queries = model_.heads * model_.dim, of_keys = model_.kv_heads * model_.dim;
     const int64_t inner = model_.layers[0].down.inputs;
     layer_cuts_ = {Cut{of_queries, of_keys, of_keys}, Cut{model_.hidden}, Cut{inner, inner}, Cut{model_.hidden}};
@@ -119,6 +121,7 @@ class Network : public torch::CustomClassHolder {
     added_ = std::move(rows);
   }
 
+  // cosines, sines: [tables of angles, 1, positions, dim].
   // Returns the normalised stream of all tokens, right where rows or others ask for it, and the logits of rows.
   std::tuple<at::Tensor, at::Tensor> run(const at::Tensor& ids, const at::Tensor& positions, const at::Tensor& cosines,
                                          const at::Tensor& sines, const at::Tensor& slots, const at::Tensor& starts,
@@ -127,7 +130,8 @@ class Network : public torch::CustomClassHolder {
     const int64_t tokens = ids.numel(), num_blocks = pages_.size(2), block_size = pages_.size(4);
     check_indexes(ids, tokens, model_.vocabulary.back() + model_.num_added, "token");
     check_indexes(slots, tokens, num_blocks * block_size, "slot");
-    check_indexes(positions, tokens, cosines.numel() / model_.dim, "position");
+    const int64_t angles = cosines.numel() / model_.ropes;
+    check_indexes(positions, tokens, angles / model_.dim, "position");
     check_indexes(rows, rows.numel(), tokens, "row");
     check_indexes(others, others.numel(), tokens, "row");
     attention::check_shares(tokens, num_blocks, block_size, starts, lengths, tables);
@@ -151,7 +155,7 @@ class Network : public torch::CustomClassHolder {
                                    nullptr, nullptr, model_.eps, model_.heads, model_.kv_heads, model_.dim};
       const int64_t size = model_.board ? 0 : chunk_size(tokens, num_threads(), block_bytes(), is_tiled(model_.layers.front().gate_up.type));
       Cuts<T, P> cuts(model_, task, size ? 0 : lengths.numel(), kept);
-      Step<T, P> step{model_, tokens, ids.const_data_ptr<int64_t>(), slots.const_data_ptr<int64_t>(), heads, task,
+      Step<T, P> step{model_, tokens, ids.const_data_ptr<int64_t>(), slots.const_data_ptr<int64_t>(), heads, angles, task,
                    writable<P>(pages_), pages_.stride(1), cuts, kept, adapted, adapted_kept, writable<T>(hidden),
                    writable<T>(logits)};
       std::optional<Chunks<T, P>> chunks;
@@ -193,7 +197,7 @@ class Network : public torch::CustomClassHolder {
     return matrix;
   }
 
-  void add_block(int64_t first, const int64_t* outputs, int64_t window) {
+  void add_block(int64_t first, const int64_t* outputs, int64_t window, int64_t rope) {
     const int64_t hidden = model_.hidden, dim = model_.dim, heads = outputs[0] / dim - 2 * model_.kv_heads;
     model_.heads = model_.layers.empty() ? heads : model_.heads;
     TORCH_CHECK(heads > 0 && heads == model_.heads && outputs[0] % dim == 0 && heads % model_.kv_heads == 0 &&
@@ -205,7 +209,7 @@ class Network : public torch::CustomClassHolder {
     model_.layers.push_back({linear(blocks_, first, hidden, outputs[0]), linear(blocks_, first + 4, heads * dim, hidden),
                              linear(blocks_, first + 8, hidden, outputs[2]),
                              linear(blocks_, first + 12, outputs[2] / 2, hidden), norm(0, hidden), norm(1, hidden),
-                             norm(2, dim), norm(3, dim), window});
+                             norm(2, dim), norm(3, dim), window, rope});
     TORCH_CHECK(model_.layers.back().attention_norm && model_.layers.back().mlp_norm, "Network: a block without norms");
   }
 
@@ -252,7 +256,7 @@ TORCH_LIBRARY_FRAGMENT(penstock, m) {
   using penstock::network::Network;
   using penstock::network::Operands;
   m.class_<Network>("Network")
-      .def(torch::init<Operands, Operands, std::vector<int64_t>, std::vector<int64_t>, std::vector<double>,
+      .def(torch::init<Operands, Operands, std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>, std::vector<double>,
                        std::vector<int64_t>, at::Tensor, std::optional<c10::intrusive_ptr<penstock::exchange::Board>>>())
       .def("hold", &Network::hold)
       .def("release", &Network::release)

@@ -31,12 +31,13 @@ namespace penstock::network {
 struct Layer {
   Matrix query_key_value, output, gate_up, down;
   const void *attention_norm, *mlp_norm, *query_norm, *key_norm;  // the last two may be null
-  int64_t window;
+  int64_t window, rope;  // rope: which of the tables of angles
 };
 
 struct Model {
   std::vector<Layer> layers;
   Matrix head;
+  int64_t ropes;  // tables of angles
   const void *embedding, *norm, *added = nullptr;
   int64_t num_added = 0;            // rows of the embedding after the vocabulary, all of them on each rank: of adapters
   std::vector<int64_t> vocabulary;  // first token of each rank's rows of embedding and head, and the number of all
@@ -136,6 +137,7 @@ struct Step {
   int64_t num_tokens;
   const int64_t *ids, *slots;
   rotary::Heads<T> heads;
+  int64_t angles;  // numbers of a table
   attention::Task<T, P> task;
   P* pages;
   int64_t half_layer;  // numbers of a layer's keys
@@ -223,6 +225,7 @@ class Pass {
     add_and_norm(threads, norm(layer.attention_norm), at_.x, delta_, model.residual_multiplier, tokens_, at_.normed);
     linear(threads, i, QUERY_KEY_VALUE, layer.query_key_value, at_.normed, at_.qkv);
     rotary::Heads<T> heads = step_.heads;
+    heads.cosines += layer.rope * step_.angles, heads.sines += layer.rope * step_.angles;
     heads.q_norm = static_cast<const T*>(layer.query_norm), heads.k_norm = static_cast<const T*>(layer.key_norm);
     P* keys = step_.pages + 2 * i * step_.half_layer;
     rotary::take_tokens(threads, heads, at_.qkv, step_.slots, tokens_, step_.task.block_size, at_.q, keys, keys + step_.half_layer);
