@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from penstock.core.errors import ModelError
+from penstock.nn.kinds import BIAS, SCALE, ParameterKind
 
 MODEL_TYPE = "mlp_speculator"
 _EPS = 1e-6
@@ -112,6 +113,10 @@ class ShiftedNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.bias = nn.Parameter(torch.zeros(size))
+
+    def kinds(self) -> Mapping[str, ParameterKind]:
+        """Return the kinds of weight and bias."""
+        return {"weight": SCALE, "bias": BIAS}
 
     def forward(self, x: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
         """Normalise over the last dim."""

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from penstock.core.boxes import AxisShard, Box, cut_box, whole
 from penstock.core.rng import key_of
 from penstock.nn.dtensor import is_dtensor, local
+from penstock.nn.kinds import parameter_kinds
 from penstock.nn.linear.lora import adapted_layers
 from penstock.nn.random_bits import mix64, shifted, signed
 
@@ -41,7 +42,7 @@ class HasInitialStd(Protocol):
 
 @torch.no_grad()
 def init_weights(model: nn.Module, *, seed: int) -> None:
-    """Fill every parameter in place: matrices normal, norm weights one, biases zero.
+    """Fill every parameter in place: matrices normal, other kinds with the value that their module states.
 
     Works on plain and on sharded (DTensor) parameters of any device. A rank computes only its own shard.
     Sharded and whole models get the same values, bit for bit.
@@ -50,11 +51,11 @@ def init_weights(model: nn.Module, *, seed: int) -> None:
         model: has `initial_std`, and storage for its parameters (`to_empty` after the meta device).
     """
     assert isinstance(model, HasInitialStd), type(model)
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 1:
-            local(parameter).fill_(0.0 if name.endswith("bias") else 1.0)
-        else:
+    for name, parameter, kind in parameter_kinds(model):
+        if kind.initial is None:
             fill_normal(parameter, key_of(seed, "init", name), std=model.initial_std(name))
+        else:
+            local(parameter).fill_(kind.initial)
 
 
 @torch.no_grad()

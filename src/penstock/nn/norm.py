@@ -1,9 +1,13 @@
 """Root mean square normalisation (Zhang and Sennrich, arXiv:1910.07467)."""
 
+from collections.abc import Mapping
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
+
+from penstock.nn.kinds import SCALE, ParameterKind
 
 
 class RMSNorm(nn.Module):
@@ -13,6 +17,10 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
+
+    def kinds(self) -> Mapping[str, ParameterKind]:
+        """Return the kind of the weight."""
+        return {"weight": SCALE}
 
     def forward(self, x: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
         """Normalise over the last dim."""

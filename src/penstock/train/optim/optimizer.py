@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from penstock.core.rng import key_of
 from penstock.nn.dtensor import detached_local
+from penstock.nn.kinds import parameter_kinds
 from penstock.train.optim import adamw, adamw_8bit, muon
 from penstock.train.optim.rule import Update, UpdateRule
 from penstock.train.optim.weight_storage import STORAGES, WeightStorage
@@ -99,20 +100,20 @@ def build_optimizer(
 ) -> Optimizer:
     """Build the optimizer of a recipe, over all parameters that need a gradient.
 
-    Norms and biases (one dimension) have no weight decay. Muon is for the matrices of `model.layers`; the
+    Matrices have weight decay; norms and biases have none. Muon is for the matrices of `model.layers`; the
     embedding, the output matrix, norms and biases use AdamW.
 
     Args:
         weights: storage of the parameters' values: a name in STORAGES.
         seed: seed of stochastic rounding.
     """
-    parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    learned = [(name, p, kind) for name, p, kind in parameter_kinds(model) if p.requires_grad]
     storage = STORAGES[weights]
-    assert all(p.dtype == storage.dtype for _, p in parameters), weights
-    matrices = [(name, p) for name, p in parameters if p.ndim > 1]
-    inner = [(name, p) for name, p in matrices if name.startswith("layers.") and p.ndim == 2]
-    outer = [(name, p) for name, p in matrices if not (name.startswith("layers.") and p.ndim == 2)]
-    vectors = [(name, p) for name, p in parameters if p.ndim <= 1]
+    assert all(p.dtype == storage.dtype for _, p, _ in learned), weights
+    matrices = [(name, p) for name, p, kind in learned if kind.name == "matrix"]
+    inner = [(name, p) for name, p in matrices if name.startswith("layers.")]
+    outer = [(name, p) for name, p in matrices if not name.startswith("layers.")]
+    vectors = [(name, p) for name, p, kind in learned if kind.name != "matrix"]
     rest = "adamw" if config.rule == "muon" else config.rule
     groups = [
         _group(config.rule, inner, config, decay=config.weight_decay),
