@@ -1,7 +1,7 @@
 """How near each family comes to a reference in float64: logits, gradients, bfloat16 and packed documents.
 
-The reference is transformers' network in float64. Its steps in float32 (norms, softmax) are widened to float64
-too, so that a difference is ours. A step in float32 that stays is named in NARROW.
+The reference is transformers' network in float64, with its own steps in float32 (norms, softmax) widened. A
+step that stays in float32 is named in NARROW.
 """
 
 import copy
