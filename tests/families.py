@@ -35,4 +35,8 @@ def small_families(**sizes: int) -> dict[str, DecoderConfig]:
             model_type="smollm3",
             layer_rope_theta=tuple(0.0 if layer % 2 else 10_000.0 for layer in layers),
         ),
+        "olmo2": DecoderConfig(**sizes, model_type="olmo2"),
+        "glm4": DecoderConfig(**sizes, model_type="glm4", attention_bias=True, partial_rotary_factor=0.5),
+        "gemma": DecoderConfig(**sizes, model_type="gemma", tie_word_embeddings=True),
+        "arcee": DecoderConfig(**sizes, model_type="arcee", mlp_bias=True),
     }

@@ -10,9 +10,12 @@ from typing import Any
 import tokenizers
 import torch
 from transformers import (
+    ArceeConfig,
     AutoModelForCausalLM,
     CwmConfig,
     Ernie4_5Config,
+    GemmaConfig,
+    Glm4Config,
     GlmConfig,
     GraniteConfig,
     GraniteMoeHybridConfig,
@@ -20,6 +23,7 @@ from transformers import (
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
+    Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
@@ -76,6 +80,10 @@ def of_every_family(**shape: Any) -> dict[str, PreTrainedConfig]:  # Any: of wha
             **shape, no_rope_layer_interval=2, use_sliding_window=True, sliding_window=7
         ),
         "seed-oss": SeedOssConfig(**shape, head_dim=16, attention_out_bias=True),
+        "olmo2": Olmo2Config(**shape),
+        "glm4": Glm4Config(**shape, head_dim=16),
+        "gemma": GemmaConfig(**shape, head_dim=16),
+        "arcee": ArceeConfig(**shape, head_dim=8, mlp_bias=True),
     }
 
 
@@ -122,8 +130,8 @@ def save_tiny_model(family: str, folder: Path, *, seed: int = 0) -> PreTrainedMo
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(CONFIGS[family]).eval()
     for name, parameter in model.named_parameters():
-        if name.endswith("bias"):  # they start at zero, and would show no mistake
-            torch.nn.init.normal_(parameter, std=0.2)
+        if name.endswith("bias") or "norm" in name:  # they start equal, and would show no mistake
+            parameter.data.add_(torch.randn_like(parameter) * 0.2)
     model.save_pretrained(folder)
     return model
 

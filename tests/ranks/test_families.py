@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from tests.tiny_models import of_every_family
 
 from penstock.models import FAMILIES
-from penstock.models.decoder.config import DecoderConfig
 from penstock.models.decoder.model import Decoder
+from penstock.models.family.config_json import config_of
 from penstock.nn.init import init_weights
 from penstock.parallel.layout import RankLayout
 from penstock.parallel.mesh import make_mesh
@@ -20,26 +21,10 @@ SIZES = {
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+    "eos_token_id": 5,
+    "pad_token_id": None,
 }
-SHAPES = {
-    "llama": {"attention_bias": True, "mlp_bias": True},
-    "granite": {"logits_scaling": 4.0, "residual_multiplier": 0.5, "embedding_multiplier": 3.0},
-    "mistral": {"sliding_window": 5},
-    "qwen2": {"sliding_window": 4, "max_window_layers": 2, "tie_word_embeddings": True},
-    "qwen3": {"head_dim": 16},
-    "ministral": {
-        "sliding_window": 5,
-        "layer_types": ("sliding_attention", "full_attention", "sliding_attention"),
-    },
-    "cwm": {"sliding_window": 4, "mlp_bias": True},
-    "phi3": {"partial_rotary_factor": 0.5},
-    "granitemoehybrid": {"partial_rotary_factor": 0.0, "residual_multiplier": 0.5},
-    "helium": {"attention_bias": True},
-    "ernie4_5": {"attention_bias": True, "mlp_bias": True},
-    "glm": {"partial_rotary_factor": 0.5, "attention_bias": True},
-    "smollm3": {"layer_rope_theta": (0.0, 10_000.0, 0.0), "tie_word_embeddings": True},
-    "seed_oss": {"attention_bias": False, "attention_out_bias": True},
-}
+CONFIGS = {name: config_of(config.to_dict()) for name, config in of_every_family(**SIZES).items()}
 IDS = torch.randint(0, 61, (4, 16), generator=torch.Generator().manual_seed(0))
 ENDS = torch.tensor([0, 5, 16, 23, 32], dtype=torch.int32)  # of two rows
 
@@ -69,8 +54,7 @@ def gradients(config, world=None):
 
 def both(world):
     results = {}
-    for family, changes in SHAPES.items():
-        config = DecoderConfig(**SIZES, model_type=family, **changes)
+    for family, config in CONFIGS.items():
         results[family] = gradients(config, world), gradients(config)
     return results
 
@@ -81,10 +65,10 @@ def results():
 
 
 def test_every_family_is_tried():
-    assert set(SHAPES) == set(FAMILIES)
+    assert {config.model_type for config in CONFIGS.values()} == set(FAMILIES)
 
 
-@pytest.mark.parametrize("family", SHAPES)
+@pytest.mark.parametrize("family", CONFIGS)
 def test_a_sharded_model_has_the_loss_and_gradients_of_one_process(results, family):
     """Sums of float32 in another order: 1e-5 of a loss that sums 64 labels, 1e-6 of the largest gradient."""
     (_, expected), losses = results[0][family][1], [rank[family][0][0] for rank in results]

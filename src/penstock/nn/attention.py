@@ -6,12 +6,13 @@ Legend of suffixes: b batch, l queries, s keys, h query heads, k key-value heads
 """
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import Literal, Protocol
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from penstock.nn.norm import RMSNorm
+from penstock.nn.norm import RMSNorm, mean_square_of
 from penstock.nn.rope import rotate
 
 Rope = tuple[Tensor, Tensor]
@@ -35,15 +36,28 @@ class LayerCache(Protocol):
         ...
 
 
+class MeanSquares(Protocol):
+    """Mean squares of vectors that are spread over ranks."""
+
+    def __call__(self, means: Float[Tensor, "... 2"]) -> Float[Tensor, "... 2"]:
+        """Return the mean squares of the whole queries and keys, from those of this rank's part."""
+        ...
+
+
 class GroupedQueryAttention(nn.Module):
     """Attention in which groups of query heads share one key-value head (arXiv:2305.13245).
 
     Args:
         scale: factor on the scores before the softmax.
-            biases: projections that have a bias: any of query, key, value and output.
-            norm_eps: epsilon of the norm of each head's query and key, before the rotation
-                (Henry et al., arXiv:2010.04245; with RMSNorm as in Qwen 3). None: no such norm.
+        biases: projections that have a bias: any of query, key, value and output.
+        qk_norm: whether queries and keys are normalised before the rotation (Henry et al., arXiv:2010.04245):
+            "head": each head by itself (Qwen 3); "whole": all heads together (OLMo 2).
+        norm_eps: epsilon of these norms.
+        has_zero_centered_norms: their weights are stored less 1.
     """
+
+    mean_squares: MeanSquares | None = None
+    """Joins the ranks that share the heads of norms of all heads; None: this rank has all heads."""
 
     def __init__(
         self,
@@ -54,7 +68,9 @@ class GroupedQueryAttention(nn.Module):
         head_dim: int,
         scale: float,
         biases: Collection[str] = (),
-        norm_eps: float | None = None,
+        qk_norm: Literal["head", "whole"] | None = None,
+        norm_eps: float = 1e-6,
+        has_zero_centered_norms: bool = False,
     ) -> None:
         super().__init__()
         self.head_dim = head_dim
@@ -63,8 +79,15 @@ class GroupedQueryAttention(nn.Module):
         self.key = nn.Linear(hidden_size, num_key_value_heads * head_dim, bias="key" in biases)
         self.value = nn.Linear(hidden_size, num_key_value_heads * head_dim, bias="value" in biases)
         self.output = nn.Linear(num_heads * head_dim, hidden_size, bias="output" in biases)
-        self.query_norm = None if norm_eps is None else RMSNorm(head_dim, eps=norm_eps)
-        self.key_norm = None if norm_eps is None else RMSNorm(head_dim, eps=norm_eps)
+        self.qk_norm = qk_norm
+
+        def norm(heads: int) -> RMSNorm | None:
+            size = head_dim if qk_norm == "head" else heads * head_dim
+            made = RMSNorm(size, eps=norm_eps, is_zero_centered=has_zero_centered_norms)
+            return None if qk_norm is None else made
+
+        self.query_norm = norm(num_heads)
+        self.key_norm = norm(num_key_value_heads)
 
     def forward(
         self,
@@ -75,9 +98,12 @@ class GroupedQueryAttention(nn.Module):
     ) -> Float[Tensor, "batch seq hidden"]:
         """Mix tokens of the rows; with a cache, also with the positions already in it."""
         heads = (*x_blc.shape[:-1], -1, self.head_dim)
-        q_blhd, k_blkd = self.query(x_blc).view(heads), self.key(x_blc).view(heads)
-        if self.query_norm is not None and self.key_norm is not None:
-            q_blhd, k_blkd = self.query_norm(q_blhd), self.key_norm(k_blkd)
+        q, k = self.query(x_blc), self.key(x_blc)
+        if self.qk_norm == "whole":
+            q, k = normalise_whole(self, q, k)
+        q_blhd, k_blkd = q.view(heads), k.view(heads)
+        if self.qk_norm == "head":
+            q_blhd, k_blkd = normalise_heads(self, q_blhd, k_blkd)
         q_bhld, k_bkld = (rotate(t.transpose(1, 2), *rope) for t in (q_blhd, k_blkd))
         v_bkld = self.value(x_blc).view(heads).transpose(1, 2)
         if cache is not None:
@@ -85,3 +111,33 @@ class GroupedQueryAttention(nn.Module):
         o_bhld = attend(q_bhld, k_bkld, v_bkld, scale=self.scale)
         out: Tensor = self.output(o_bhld.transpose(1, 2).flatten(2))
         return out
+
+
+class HasHeadNorms(Protocol):
+    """Attention whose queries and keys are normalised."""
+
+    query_norm: RMSNorm | None
+    key_norm: RMSNorm | None
+    mean_squares: MeanSquares | None
+
+
+def normalise_heads(
+    of: HasHeadNorms, q: Float[Tensor, "... heads dim"], k: Float[Tensor, "... kv_heads dim"]
+) -> tuple[Tensor, Tensor]:
+    """Normalise each head of queries and keys by itself."""
+    assert of.query_norm is not None, of
+    assert of.key_norm is not None, of
+    return of.query_norm(q), of.key_norm(k)
+
+
+def normalise_whole(
+    of: HasHeadNorms, q: Float[Tensor, "... heads_dim"], k: Float[Tensor, "... kv_heads_dim"]
+) -> tuple[Tensor, Tensor]:
+    """Normalise the queries of a token over all heads, and the keys; with one sum over ranks if they are
+    spread."""
+    if of.mean_squares is None:
+        return normalise_heads(of, q, k)
+    assert of.query_norm is not None, of
+    assert of.key_norm is not None, of
+    found = of.mean_squares(torch.cat([mean_square_of(q), mean_square_of(k)], dim=-1))
+    return of.query_norm.normalise_part(q, found[..., :1]), of.key_norm.normalise_part(k, found[..., 1:])

@@ -1,7 +1,7 @@
 """Decoder layers for serving: merged products and fused elementwise operators.
 
-Each layer computes the same as its counterpart in training (`GroupedQueryAttention`, `SwiGLU`, `RMSNorm`)
-from the same parameters. On CPUs with the C++ operators, the elementwise work of a layer is four calls.
+Each layer computes the same as its counterpart in training (`GroupedQueryAttention`, `FeedForward`,
+`RMSNorm`) from the same parameters. On CPUs with the C++ operators, the elementwise work of a layer is four calls.
 Elsewhere it is plain PyTorch on merged products.
 
 `BlockOperands` are the arguments of the C++ operator that computes a whole block, read from the block's
@@ -10,21 +10,29 @@ replaced one of its modules by another type; its modules then compute one by one
 adds and sums by itself (engine/model_runner/native_decoder.py), uses the operands of the layers inside.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from penstock.nn import native
-from penstock.nn.attention import Attend, GroupedQueryAttention, LayerCache, Rope
+from penstock.nn.attention import (
+    Attend,
+    GroupedQueryAttention,
+    LayerCache,
+    MeanSquares,
+    Rope,
+    normalise_heads,
+    normalise_whole,
+)
 from penstock.nn.kernels.paged import MAX_GROUP, LayerPages, Paged
 from penstock.nn.kernels.paged_opaque import HiddenPages
 from penstock.nn.linear.packed import MergedLinear, PackedLinear
 from penstock.nn.linear.quantized import Int4Linear, Int8Linear
-from penstock.nn.mlp import SwiGLU
+from penstock.nn.mlp import Activation, FeedForward, activate
 from penstock.nn.norm import RMSNorm
 from penstock.nn.rope import rotate
 
@@ -40,20 +48,20 @@ class FusedRMSNorm(RMSNorm):
 
     def forward(self, x: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
         """Normalise over the last dim."""
-        out: Tensor = torch.ops.penstock.rms_norm(x.contiguous(), self.weight, self.eps)
+        out: Tensor = torch.ops.penstock.rms_norm(x.contiguous(), self.weight, self.eps, self.shift)
         return out
 
     def after_sum(
         self, x: Float[Tensor, "... size"], delta: Float[Tensor, "... size"], multiplier: float
     ) -> Float[Tensor, "... size"]:
         """Add `multiplier * delta` to `x` in place; return the norm of the sum."""
-        out: Tensor = torch.ops.penstock.add_rms_norm(x, delta, multiplier, self.weight, self.eps)
+        out: Tensor = torch.ops.penstock.add_rms_norm(x, delta, multiplier, self.weight, self.eps, self.shift)
         return out
 
     @classmethod
     def of(cls, norm: RMSNorm) -> Self:
         """Return a fused norm that shares the weight of `norm`."""
-        made = cls(0, eps=norm.eps)
+        made = cls(0, eps=norm.eps, is_zero_centered=norm.is_zero_centered)
         made.weight = norm.weight
         return made
 
@@ -68,7 +76,9 @@ class FusedAttention(nn.Module):
             {"query": attention.query, "key": attention.key, "value": attention.value}
         )
         self.output = attention.output
+        self.qk_norm = attention.qk_norm
         self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
+        self.mean_squares: MeanSquares | None = attention.mean_squares
         self.has_operators = has_operators(attention.output.weight)
 
     def forward(
@@ -80,7 +90,13 @@ class FusedAttention(nn.Module):
     ) -> Float[Tensor, "batch seq hidden"]:
         """Mix tokens of the rows; with a cache, `x` follows the positions already in it."""
         qkv = self.query_key_value(x_blc)
-        if self.has_operators and isinstance(cache, LayerPages) and isinstance(attend, Paged):
+        has_all_heads = self.mean_squares is None
+        if (
+            self.has_operators
+            and has_all_heads
+            and isinstance(cache, LayerPages)
+            and isinstance(attend, Paged)
+        ):
             q_thd = self._stored(qkv[0], rope, cache)
             mixed = attend.attend(q_thd, cache.keys, cache.values, scale=self.scale).flatten(1)[None]
         else:
@@ -92,16 +108,19 @@ class FusedAttention(nn.Module):
         """Write the keys and values to their pages; return the rotated queries, [t, h, d]."""
         q_norm = None if self.query_norm is None else self.query_norm.weight
         k_norm = None if self.key_norm is None else self.key_norm.weight
-        eps = 0.0 if self.query_norm is None else self.query_norm.eps
+        eps, shift = (0.0, 0.0) if self.query_norm is None else (self.query_norm.eps, self.query_norm.shift)
         out: Tensor = torch.ops.penstock.rotate_and_store(
-            qkv, *rope, cache.step.slots, cache.keys, cache.values, q_norm, k_norm, eps
+            qkv, *rope, cache.step.slots, cache.keys, cache.values, q_norm, k_norm, eps, shift
         )
         return out
 
     def _plain(self, qkv: Tensor, rope: Rope, attend: Attend, cache: LayerCache | None) -> Tensor:
-        q, k, v = (part.view(*part.shape[:-1], -1, self.head_dim) for part in self.query_key_value.split(qkv))
-        if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
+        q, k, v = self.query_key_value.split(qkv)
+        if self.qk_norm == "whole":
+            q, k = normalise_whole(self, q, k)
+        q, k, v = (part.view(*part.shape[:-1], -1, self.head_dim) for part in (q, k, v))
+        if self.qk_norm == "head":
+            q, k = normalise_heads(self, q, k)
         q_bhld, k_bkld = (rotate(t.transpose(1, 2), *rope) for t in (q, k))
         v_bkld = v.transpose(1, 2)
         if isinstance(cache, HiddenPages):
@@ -111,12 +130,14 @@ class FusedAttention(nn.Module):
         return attend(q_bhld, k_bkld, v_bkld, scale=self.scale).transpose(1, 2).flatten(2)
 
 
-class FusedSwiGLU(nn.Module):
-    """SwiGLU with one product for gate and up."""
+class FusedFeedForward(nn.Module):
+    """Feed-forward layer with one product for gate and up; without a gate it is that of up alone."""
 
-    def __init__(self, mlp: SwiGLU) -> None:
+    def __init__(self, mlp: FeedForward) -> None:
         super().__init__()
-        self.gate_up = MergedLinear.of({"gate": mlp.gate, "up": mlp.up})
+        self.activation, self.is_gated = mlp.activation, mlp.gate is not None
+        gate = {} if mlp.gate is None else {"gate": mlp.gate}
+        self.gate_up = MergedLinear.of({**gate, "up": mlp.up})
         self.down = mlp.down
         self.has_operators = has_operators(mlp.down.weight)
 
@@ -124,12 +145,18 @@ class FusedSwiGLU(nn.Module):
         """Apply the layer to each token."""
         gate_up = self.gate_up(x)
         if self.has_operators:
-            gated = torch.ops.penstock.silu_and_multiply(gate_up)
-        else:
+            inner = torch.ops.penstock.activate(gate_up, ACTIVATIONS.index(self.activation), self.is_gated)
+        elif self.is_gated:
             gate, up = self.gate_up.split(gate_up)
-            gated = functional.silu(gate) * up
-        out: Tensor = self.down(gated)
+            inner = activate(gate, self.activation) * up
+        else:
+            inner = activate(gate_up, self.activation)
+        out: Tensor = self.down(inner)
         return out
+
+
+ACTIVATIONS = get_args(Activation)
+"""In the order of the operators' numbers (nn/native/gate.h)."""
 
 
 KINDS = (PackedLinear, Int8Linear, Int4Linear)
@@ -146,8 +173,15 @@ class BlockOperands:
     linears: list[Tensor | None]
     outputs: list[int]
     norms: list[Tensor | None]
+    """Weights of the norms before attention and feed-forward, of queries and keys, and of the norms after
+    attention and feed-forward; None: there is no such norm."""
     eps: float
+    shift: float
+    """Added to the weights of norms."""
     scale: float
+    activation: int
+    """Index in ACTIVATIONS."""
+    is_gated: bool
 
     def compute(
         self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Paged, pages: LayerPages, *, multiplier: float
@@ -157,12 +191,13 @@ class BlockOperands:
         torch.ops.penstock.decoder_block(
             x[0], *rope, step.slots, step.query_starts, step.lengths, step.block_tables,
             pages.keys, pages.values,
-            self.linears, self.outputs, self.norms, self.eps, self.scale, multiplier, attend.window or 0,
+            self.linears, self.outputs, self.norms, self.eps, self.shift, self.scale, multiplier,
+            attend.window or 0, self.activation, self.is_gated,
         )  # fmt: skip
         return x
 
 
-def linears_of(attention: FusedAttention, mlp: FusedSwiGLU) -> tuple[nn.Module | None, ...]:
+def linears_of(attention: FusedAttention, mlp: FusedFeedForward) -> tuple[nn.Module | None, ...]:
     """Return the linear layers of a block as they are now, in the operator's order."""
     of_attention, of_mlp = attention._modules, mlp._modules  # reading module attributes is slower
     merged, gate_up = of_attention["query_key_value"], of_mlp["gate_up"]
@@ -177,32 +212,40 @@ def linears_of(attention: FusedAttention, mlp: FusedSwiGLU) -> tuple[nn.Module |
 
 
 def block_operands(
-    attention_norm: FusedRMSNorm,
     attention: FusedAttention,
-    mlp_norm: FusedRMSNorm,
+    mlp: FusedFeedForward,
+    norms: Sequence[nn.Module | None],
     layers: tuple[nn.Module | None, ...],
 ) -> BlockOperands | None:
     """Return the operands of a block, or None if its modules have to compute one by one.
 
     Args:
+        norms: before attention and feed-forward, and after them.
         layers: the result of `linears_of`, or the layers inside its wrappers.
     """
     found = [operands for layer in layers if (operands := operands_of(layer)) is not None]
-    head_norms = attention.query_norm, attention.key_norm
+    before, after = norms[:2], norms[2:]
+    every = [*before, attention.query_norm, attention.key_norm, *after]
+    known = [norm for norm in every if type(norm) in (RMSNorm, FusedRMSNorm)]
     rows = dict(attention.query_key_value.parts)
     if (
         len(found) < len(layers)
-        or any(norm is not None and norm.eps != attention_norm.eps for norm in (mlp_norm, *head_norms))
+        or len(known) < sum(norm is not None for norm in every)
+        or len({(norm.eps, norm.shift) for norm in known if isinstance(norm, RMSNorm)}) != 1
         or rows["query"] > MAX_GROUP * rows["key"]
     ):
         return None
-    weights = [None if norm is None else norm.weight for norm in (attention_norm, mlp_norm, *head_norms)]
+    weights = [norm.weight if isinstance(norm, RMSNorm) else None for norm in every]
+    norm = next(norm for norm in known if isinstance(norm, RMSNorm))
     return BlockOperands(
         linears=[operand for operands in found for operand in operands],
         outputs=[int(layer.out_features) for layer in layers if isinstance(layer, KINDS)],
         norms=[None if weight is None else weight.detach() for weight in weights],
-        eps=attention_norm.eps,
+        eps=norm.eps,
+        shift=norm.shift,
         scale=attention.scale,
+        activation=ACTIVATIONS.index(mlp.activation),
+        is_gated=mlp.is_gated,
     )
 
 

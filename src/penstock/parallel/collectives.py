@@ -5,6 +5,7 @@
     scatter_sum  reduce-scatter     all-gather
     exchange     all-to-all         all-to-all
     sum_gradient nothing            all-reduce
+    sum_all      all-reduce         all-reduce
 
 All wait for their result. torch's own return tensors that are still in flight and wait when first touched; a
 compiled block does not touch them that way, and its gradients were lost. To the compiler each is one operator
@@ -60,6 +61,12 @@ def sum_gradient(x: Tensor, *, group: CollectiveGroup) -> Tensor:
     return out
 
 
+def sum_all(x: Tensor, *, group: CollectiveGroup) -> Tensor:
+    """Return the sum over the ranks, each of which computes its own part with it."""
+    out: Tensor = _SumAll.apply(x, group)  # type: ignore[no-untyped-call]
+    return out
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, group: CollectiveGroup) -> Tensor:  # Any: torch's context
@@ -99,6 +106,17 @@ class _SumGradient(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, group: CollectiveGroup) -> Tensor:
         ctx.group = group
         return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return all_reduce(gradients[0], "sum", ctx.group), None
+
+
+class _SumAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: CollectiveGroup) -> Tensor:
+        ctx.group = group
+        return all_reduce(x, "sum", group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:

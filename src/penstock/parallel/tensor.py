@@ -7,6 +7,9 @@ where work is per token, each rank holds a slice of the tokens (Korthikanti et a
     tokens/T -> norm -> gather -> query key value -> attend over heads/T -> output -> sum, scatter -> tokens/T
     tokens/T -> norm -> gather -> gate up -> multiply                    -> down   -> sum, scatter -> tokens/T
 
+Norms of queries and keys over all heads are sharded as the heads are; the ranks add up the sums of squares,
+two numbers per token.
+
 Parameters are DTensors, which describe the sharding for FSDP and checkpoints; the arithmetic is on plain
 tensors with collectives by name (docs/adr/0013). Parameters that every rank holds whole (norms, biases after
 a sum) see part of the tokens or heads on each rank, so their gradients are summed over the axis.
@@ -17,6 +20,7 @@ product is duplicated, and gradients of the parts are summed where the parts wer
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch.distributed as dist
@@ -27,9 +31,16 @@ from torch.nn import functional
 
 from penstock.nn.attention import Attend, GroupedQueryAttention, LayerCache, Rope
 from penstock.nn.dtensor import local
-from penstock.nn.mlp import SwiGLU
+from penstock.nn.mlp import FeedForward
 from penstock.nn.norm import RMSNorm
-from penstock.parallel.collectives import CollectiveGroup, gather, scatter_sum, sum_gradient
+from penstock.parallel.collectives import (
+    CollectiveGroup,
+    gather,
+    group_of,
+    scatter_sum,
+    sum_all,
+    sum_gradient,
+)
 from penstock.parallel.slices import become
 
 _SHARED = ("key", "value")
@@ -76,8 +87,31 @@ class SharedNorm(RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise over the last dim."""
-        weight = sum_gradient(local(self.weight), group=self.group)
-        return functional.rms_norm(x, weight.shape, weight, self.eps)
+        return self.normalise(x, sum_gradient(local(self.weight), group=self.group))
+
+
+class SlicedNorm(RMSNorm):
+    """Norm of vectors of which this rank has a part, with the weight of that part."""
+
+    group: CollectiveGroup
+    sharing: CollectiveGroup | None = None
+    """Ranks that have the same part, of a key-value head, and a piece of its weight each; None: no others."""
+
+    def weight_of_part(self) -> Tensor:
+        """Return the weight of this rank's part."""
+        weight = local(self.weight)
+        return weight if self.sharing is None else gather(weight, dim=0, group=self.sharing)
+
+
+@dataclass(frozen=True)
+class RankMeans:
+    """Mean squares over the heads of all ranks, each of which has as many."""
+
+    group: CollectiveGroup
+
+    def __call__(self, means: Tensor) -> Tensor:
+        """Return the means over all ranks from those of this rank."""
+        return sum_all(means, group=self.group) / self.group.size
 
 
 class SlicedAttention(GroupedQueryAttention):
@@ -90,7 +124,7 @@ class SlicedAttention(GroupedQueryAttention):
         return super().forward(gather(x_blc, dim=1, group=self.group), rope, attend, cache)
 
 
-class SlicedSwiGLU(SwiGLU):
+class SlicedFeedForward(FeedForward):
     """Feed-forward layer with this rank's neurons over all tokens."""
 
     group: CollectiveGroup
@@ -109,9 +143,13 @@ def slice_blocks(model: nn.Module, mesh: DeviceMesh) -> None:
             key-value heads.
     """
     sharing = _sharing_a_head(model, mesh)
+    is_whole = cast(Any, model).config.family.qk_norm == "whole"
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
-        if isinstance(module, RMSNorm):
+        if isinstance(module, RMSNorm) and last in ("query_norm", "key_norm") and is_whole:
+            become(module, SlicedNorm, mesh, {"weight": Shard(0)})
+            module.sharing = sharing if last == "key_norm" else None  # type: ignore[assignment]
+        elif isinstance(module, RMSNorm):
             become(module, SharedNorm, mesh, {"weight": Replicate()})
         elif type(module) is nn.Linear and last in _SHARED and sharing is not None:
             become(module, SharedHeadLinear, mesh, {"weight": Shard(0), "bias": Shard(0)})
@@ -122,8 +160,10 @@ def slice_blocks(model: nn.Module, mesh: DeviceMesh) -> None:
             become(module, RowLinear, mesh, {"weight": Shard(1), "bias": Replicate()})
         elif isinstance(module, GroupedQueryAttention):
             become(module, SlicedAttention, mesh, {})
-        elif isinstance(module, SwiGLU):
-            become(module, SlicedSwiGLU, mesh, {})
+            if is_whole:
+                module.mean_squares = RankMeans(group_of(mesh))  # type: ignore[assignment]
+        elif isinstance(module, FeedForward):
+            become(module, SlicedFeedForward, mesh, {})
 
 
 def _sharing_a_head(model: nn.Module, mesh: DeviceMesh) -> CollectiveGroup | None:

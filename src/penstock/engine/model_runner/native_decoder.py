@@ -185,7 +185,14 @@ def _of_blocks(
         [*(size for block in blocks for size in block.outputs), model.unembed.out_features],
         [window or 0 for window in model.config.windows],
         list(model.rope_of),
-        [blocks[0].eps, blocks[0].scale, model.config.residual_multiplier, model.embedding_multiplier],
+        [
+            blocks[0].eps,
+            blocks[0].scale,
+            model.config.residual_multiplier,
+            model.embedding_factor(model.norm.weight.dtype),
+            blocks[0].shift,
+        ],
+        [blocks[0].activation, blocks[0].is_gated, model.config.family.qk_norm == "whole"],
         vocabulary_of(model, group),
         cache.pages,
         None if board is None else board.native_board,
@@ -211,7 +218,8 @@ def _blocks(model: Decoder, cache: PagedCache) -> list[BlockOperands] | None:
         return None
     if type(model.embed) not in (nn.Embedding, SummedEmbedding):
         return None
-    return blocks if type(norm) is FusedRMSNorm and norm.eps == blocks[0].eps else None
+    is_like = type(norm) is FusedRMSNorm and (norm.eps, norm.shift) == (blocks[0].eps, blocks[0].shift)
+    return blocks if is_like else None
 
 
 def _operands(layer: nn.Module, cache: PagedCache) -> BlockOperands | None:
@@ -219,7 +227,7 @@ def _operands(layer: nn.Module, cache: PagedCache) -> BlockOperands | None:
         return None
     inside = (linear.linear if isinstance(linear, SummedLinear) else linear for linear in layer.linears_now())
     operands = layer.operands_with(tuple(inside))
-    norm = None if operands is None else operands.norms[0]
+    norm = None if operands is None else next(norm for norm in operands.norms if norm is not None)
     return operands if norm is not None and cache.pages.dtype in (norm.dtype, torch.int8) else None
 
 

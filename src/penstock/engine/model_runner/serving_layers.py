@@ -31,8 +31,8 @@ from penstock.nn.attention import Attend, GroupedQueryAttention, LayerCache, Rop
 from penstock.nn.fused import (
     BlockOperands,
     FusedAttention,
+    FusedFeedForward,
     FusedRMSNorm,
-    FusedSwiGLU,
     block_operands,
     has_operators,
     linears_of,
@@ -41,7 +41,7 @@ from penstock.nn.kernels.paged import LayerPages, Paged
 from penstock.nn.linear.float8 import RECIPES, has_native
 from penstock.nn.linear.packed import packed
 from penstock.nn.linear.quantized import Float8Linear, Int4Linear, Int8Linear, multiplies_integers
-from penstock.nn.mlp import SwiGLU
+from penstock.nn.mlp import FeedForward
 from penstock.nn.norm import RMSNorm
 
 
@@ -52,6 +52,7 @@ class FusedBlock(nn.Module):
         super().__init__()
         self.residual_multiplier = block.residual_multiplier
         self.attention_norm, self.attention = block.attention_norm, block.attention
+        self.attention_out_norm, self.mlp_out_norm = block.attention_out_norm, block.mlp_out_norm
         self.mlp_norm, self.mlp = block.mlp_norm, block.mlp
         self._operands: BlockOperands | None = None
         self._layers: tuple[nn.Module | None, ...] | None = None
@@ -67,9 +68,18 @@ class FusedBlock(nn.Module):
         operands = self.operands_now()
         if operands is not None and isinstance(cache, LayerPages) and isinstance(attend, Paged):
             return operands.compute(x, rope, attend, cache, multiplier=self.residual_multiplier)
-        assert isinstance(self.mlp_norm, FusedRMSNorm), type(self.mlp_norm)
-        mixed = self.attention(self.attention_norm(x), rope, attend, cache)
-        delta = self.mlp(self.mlp_norm.after_sum(x, mixed, self.residual_multiplier))
+        mixed = self.attention(
+            x if self.attention_norm is None else self.attention_norm(x), rope, attend, cache
+        )
+        if self.attention_out_norm is not None:
+            mixed = self.attention_out_norm(mixed)
+        if isinstance(self.mlp_norm, FusedRMSNorm):
+            delta = self.mlp(self.mlp_norm.after_sum(x, mixed, self.residual_multiplier))
+        else:
+            assert self.mlp_norm is None, type(self.mlp_norm)
+            delta = self.mlp(x.add_(mixed, alpha=self.residual_multiplier))
+        if self.mlp_out_norm is not None:
+            delta = self.mlp_out_norm(delta)
         return x.add_(delta, alpha=self.residual_multiplier)
 
     def operands_now(self) -> BlockOperands | None:
@@ -82,20 +92,20 @@ class FusedBlock(nn.Module):
     def linears_now(self) -> tuple[nn.Module | None, ...]:
         """Return the block's linear layers, in the order of `linears_of`."""
         attention, mlp = self._modules["attention"], self._modules["mlp"]
-        assert isinstance(attention, FusedAttention) and isinstance(mlp, FusedSwiGLU)  # noqa: PT018
+        assert isinstance(attention, FusedAttention) and isinstance(mlp, FusedFeedForward)  # noqa: PT018
         return linears_of(attention, mlp)
 
     def operands_with(self, layers: tuple[nn.Module | None, ...]) -> BlockOperands | None:
         """Return the operands with `layers` in place of those of `linears_now`."""
         assert isinstance(self.attention, FusedAttention), type(self.attention)
-        assert isinstance(self.attention_norm, FusedRMSNorm), type(self.attention_norm)
-        assert isinstance(self.mlp_norm, FusedRMSNorm), type(self.mlp_norm)
-        return block_operands(self.attention_norm, self.attention, self.mlp_norm, layers)
+        assert isinstance(self.mlp, FusedFeedForward), type(self.mlp)
+        norms = self.attention_norm, self.mlp_norm, self.attention_out_norm, self.mlp_out_norm
+        return block_operands(self.attention, self.mlp, norms, layers)
 
 
 MERGED: dict[type[nn.Module], Callable[..., nn.Module]] = {
     GroupedQueryAttention: FusedAttention,
-    SwiGLU: FusedSwiGLU,
+    FeedForward: FusedFeedForward,
 }
 """Replacements on every device."""
 

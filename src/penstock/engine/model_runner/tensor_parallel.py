@@ -9,7 +9,7 @@ DTensors for checkpoints); here a message must cost as little as possible, becau
 two per layer.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -66,6 +66,17 @@ class SummedEmbedding(nn.Module):
         return self._group.sum(found * is_here[..., None])
 
 
+@dataclass(frozen=True)
+class RankMeans:
+    """Mean squares of queries and keys over the heads of all ranks, each of which has as many."""
+
+    group: RankGroup
+
+    def __call__(self, means: Float[Tensor, "... 2"]) -> Float[Tensor, "... 2"]:
+        """Return the means over all ranks from those of this rank."""
+        return self.group.sum(means) / self.group.place.ranks
+
+
 class GatheredLogits:
     """Logits gathered from the vocabulary shards on the first rank; [r, 0] on other ranks.
 
@@ -105,9 +116,12 @@ def join_ranks(model: Decoder, whole: DecoderConfig, group: RankGroup) -> None:
         whole: config of the unsharded model.
     """
     first = group.place.part(whole.vocab_size).start
+    is_whole = whole.family.qk_norm == "whole"
     model.embed = SummedEmbedding(model.embed, group, first=first)  # type: ignore[assignment]
     for block in model.layers:
         for of, last in (("attention", "output"), ("mlp", "down")):
             owner = block.get_submodule(of)
             setattr(owner, last, SummedLinear(owner.get_submodule(last), group))
+        if is_whole:
+            block.get_submodule("attention").mean_squares = RankMeans(group)  # type: ignore[assignment]
     model.config = replace(model.config, vocab_size=whole.vocab_size)

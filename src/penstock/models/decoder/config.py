@@ -1,5 +1,6 @@
 """Config of a decoder of any family, with the field names of Hugging Face; no torch."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf, prod
@@ -239,6 +240,11 @@ class DecoderConfig:
         return self.size_of_head**-0.5 if self.attention_multiplier is None else self.attention_multiplier
 
     @property
+    def embedding_factor(self) -> float:
+        """Factor on the embeddings; rounded to their dtype if the family says so."""
+        return math.sqrt(self.hidden_size) if self.family.scales_embeddings else self.embedding_multiplier
+
+    @property
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
         """Outputs and inputs of each linear layer of a block, by the last part of its name."""
         hidden, inner = self.hidden_size, self.intermediate_size
@@ -249,7 +255,7 @@ class DecoderConfig:
             "key": (key_value, hidden),
             "value": (key_value, hidden),
             "output": (hidden, query),
-            "gate": (inner, hidden),
+            **({"gate": (inner, hidden)} if self.family.has_gate else {}),
             "up": (inner, hidden),
             "down": (hidden, inner),
         }
@@ -257,21 +263,35 @@ class DecoderConfig:
     @property
     def block_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of a block's parameters by name, in model order: "attention.query.weight"."""
-        hidden, linear = (self.hidden_size,), self.linear_shapes
-        shapes: dict[str, tuple[int, ...]] = {"attention_norm.weight": hidden}
+        hidden, linear, norms = (self.hidden_size,), self.linear_shapes, self.block_norms
+        shapes: dict[str, tuple[int, ...]] = {}
+        if "attention_norm" in norms:
+            shapes["attention_norm.weight"] = hidden
         for name in ("query", "key", "value", "output"):
             shapes[f"attention.{name}.weight"] = linear[name]
             if name in self.attention_biases:
                 shapes[f"attention.{name}.bias"] = linear[name][:1]
-        if self.family.has_query_key_norm:
-            norms = ("attention.query_norm.weight", "attention.key_norm.weight")
-            shapes |= dict.fromkeys(norms, (self.size_of_head,))
-        shapes["mlp_norm.weight"] = hidden
-        for name in ("gate", "up", "down"):
+        for name in ("query", "key") if self.family.qk_norm else ():
+            size = self.size_of_head if self.family.qk_norm == "head" else linear[name][0]
+            shapes[f"attention.{name}_norm.weight"] = (size,)
+        for name in ("attention_out_norm", "mlp_norm"):
+            if name in norms:
+                shapes[f"{name}.weight"] = hidden
+        for name in ("gate", "up", "down") if self.family.has_gate else ("up", "down"):
             shapes[f"mlp.{name}.weight"] = linear[name]
             if self.mlp_bias:
                 shapes[f"mlp.{name}.bias"] = linear[name][:1]
+        if "mlp_out_norm" in norms:
+            shapes["mlp_out_norm.weight"] = hidden
         return shapes
+
+    @property
+    def block_norms(self) -> tuple[str, ...]:
+        """Norms of a block, by name in the order of a forward pass; those of queries and keys left out."""
+        has_in, has_out = self.family.norm_placement != "post", self.family.norm_placement != "pre"
+        has = {"attention_norm": has_in, "attention_out_norm": has_out}
+        has |= {"mlp_norm": has_in, "mlp_out_norm": has_out}
+        return tuple(name for name, is_there in has.items() if is_there)
 
     @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -21,7 +21,7 @@ from penstock.nn.head import OutputHead
 from penstock.nn.kernels.choose import choose_kernel
 from penstock.nn.kernels.layout import AttentionLayout, starts_of
 from penstock.nn.linear.lora import adapter_of
-from penstock.nn.mlp import SwiGLU
+from penstock.nn.mlp import FeedForward
 from penstock.nn.new_rows import rows_of
 from penstock.nn.norm import RMSNorm
 from penstock.nn.rope import rope_tables
@@ -54,12 +54,18 @@ class ChooseKernel(Protocol):
 
 
 class Block(nn.Module):
-    """Decoder block: attention and feed-forward, each with a norm before and a residual connection."""
+    """Decoder block: attention and feed-forward, each with norms before, after or both, and a residual
+    connection."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.residual_multiplier = config.residual_multiplier
-        self.attention_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        norms, family = config.block_norms, config.family
+
+        def norm(name: str) -> RMSNorm | None:
+            return norm_of(config) if name in norms else None
+
+        self.attention_norm = norm("attention_norm")
         self.attention = GroupedQueryAttention(
             config.hidden_size,
             config.num_attention_heads,
@@ -67,10 +73,20 @@ class Block(nn.Module):
             head_dim=config.size_of_head,
             scale=config.attention_scale,
             biases=config.attention_biases,
-            norm_eps=config.rms_norm_eps if config.family.has_query_key_norm else None,
+            qk_norm=family.qk_norm,
+            norm_eps=config.rms_norm_eps,
+            has_zero_centered_norms=family.has_zero_centered_norms,
         )
-        self.mlp_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp = SwiGLU(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.attention_out_norm = norm("attention_out_norm")
+        self.mlp_norm = norm("mlp_norm")
+        self.mlp = FeedForward(
+            config.hidden_size,
+            config.intermediate_size,
+            bias=config.mlp_bias,
+            activation=family.activation,
+            is_gated=family.has_gate,
+        )
+        self.mlp_out_norm = norm("mlp_out_norm")
 
     def forward(
         self,
@@ -80,8 +96,10 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch seq hidden"]:
         """Apply the block."""
-        x = x + _scaled(self.attention(self.attention_norm(x), rope, attend, cache), self.residual_multiplier)
-        return x + _scaled(self.mlp(self.mlp_norm(x)), self.residual_multiplier)
+        mixed = self.attention(_normed(self.attention_norm, x), rope, attend, cache)
+        x = x + _scaled(_normed(self.attention_out_norm, mixed), self.residual_multiplier)
+        inner = self.mlp(_normed(self.mlp_norm, x))
+        return x + _scaled(_normed(self.mlp_out_norm, inner), self.residual_multiplier)
 
 
 class Decoder(nn.Module):
@@ -98,10 +116,10 @@ class Decoder(nn.Module):
         """Rotary embeddings of the layers, each once."""
         self.rope_of = tuple(map(self.rope_rules.index, config.layer_rope))
         """Index of each layer's rotary embedding in `rope_rules`."""
-        self.embedding_multiplier = config.embedding_multiplier
+        self.embedding_multiplier = config.embedding_factor
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = norm_of(config)
         self.unembed = (
             None
             if config.tie_word_embeddings
@@ -164,7 +182,7 @@ class Decoder(nn.Module):
         """Return the normalised hidden states; arguments as in `forward`."""
         batch, seq_len = (input_ids if position_ids is None else position_ids).shape
         layout = AttentionLayout(batch=batch, seq_len=seq_len, cu_seqlens=cu_seqlens)
-        x = _scaled(self.embed(input_ids), self.embedding_multiplier)
+        x = self.embedded(input_ids)
         ropes = self.ropes(
             _positions(layout, input_ids.device) if position_ids is None else position_ids,
             x.dtype,
@@ -192,7 +210,7 @@ class Decoder(nn.Module):
         (parallel/ethernet/breadth_first.py). Everything else is computed for all rows at once.
         """
         rows = [len(ids) for ids in input_ids]
-        embedded = _scaled(self.embed(torch.cat(input_ids)), self.embedding_multiplier)
+        embedded = self.embedded(torch.cat(input_ids))
         x = tuple(torch.split(embedded, rows))
         ropes = [
             self.ropes(positions, embedded.dtype, token_keys=keys)
@@ -211,6 +229,17 @@ class Decoder(nn.Module):
             x = block(x, tuple(tables[rope] for tables in ropes), attends[window])
         out: Tensor = self.norm(torch.cat(x))
         return out
+
+    def embedded(self, input_ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq hidden"]:
+        """Return the embeddings, multiplied."""
+        x = self.embed(input_ids)
+        return _scaled(x, self.embedding_factor(x.dtype))
+
+    def embedding_factor(self, dtype: torch.dtype) -> float:
+        """Return the factor on embeddings of a dtype."""
+        if not self.config.family.scales_embeddings:
+            return self.embedding_multiplier
+        return torch.tensor(self.embedding_multiplier, dtype=dtype).item()
 
     @property
     def head(self) -> OutputHead:
@@ -259,6 +288,17 @@ class Decoder(nn.Module):
         if cache is not None:
             return cache.attend(layout.window)
         return self.choose(layout, device=like.device, dtype=like.dtype, head_dim=self.config.size_of_head)
+
+
+def norm_of(config: DecoderConfig) -> RMSNorm:
+    """Return a norm of hidden states."""
+    return RMSNorm(
+        config.hidden_size, eps=config.rms_norm_eps, is_zero_centered=config.family.has_zero_centered_norms
+    )
+
+
+def _normed(norm: nn.Module | None, x: Tensor) -> Tensor:
+    return x if norm is None else norm(x)
 
 
 def _scaled(x: Tensor, multiplier: float) -> Tensor:

@@ -2,8 +2,8 @@
 
 Query, key, value, gate and up are split by output: a rank has whole heads and neurons. Output and down are
 split by input, so that the ranks' results are partial sums (Shoeybi et al., "Megatron-LM", arXiv:1909.08053).
-Embedding and output matrix are split by rows of the vocabulary. Norms, and biases after a sum, are whole on
-every rank.
+Embedding and output matrix are split by rows of the vocabulary. Norms of queries and keys over all heads are
+split as the heads are. Other norms, and biases after a sum, are whole on every rank.
 
 With more ranks than key-value heads, the ranks whose queries read the same head each hold it: every rank that
 reads a KV cache writes its own, because gathering heads at each step would cost a message per layer. So a
@@ -16,6 +16,7 @@ from penstock.core.errors import UsageError
 from penstock.models.decoder.config import DecoderConfig
 
 _HEADS = ("query", "key", "value")
+_HEAD_NORMS = ("query_norm", "key_norm")
 _NEURONS = ("gate", "up")
 
 
@@ -92,8 +93,8 @@ def slice_of(name: str, config: DecoderConfig, place: TensorParallelRank) -> Sli
     *_, layer, kind = name.split(".")
     if layer in ("embed", "unembed"):
         return 0, place.part(config.vocab_size)
-    if layer in _HEADS:
-        count = config.num_attention_heads if layer == "query" else config.key_value_heads
+    if layer in _HEADS or (layer in _HEAD_NORMS and config.family.qk_norm == "whole"):
+        count = config.num_attention_heads if layer.startswith("query") else config.key_value_heads
         return 0, _heads(count, config.size_of_head, place)
     if layer in _NEURONS:
         return 0, place.part(config.intermediate_size)

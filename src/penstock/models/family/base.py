@@ -1,8 +1,8 @@
 """Model families as data: their keys of `config.json`, features and stored tensors; no torch.
 
-All families are one network (models/decoder): blocks of attention and SwiGLU, each with a norm before. They
-differ in biases, norms of queries and keys, attention windows, rotary embedding, a few factors, and in how
-their tensors are stored.
+All families are one network (models/decoder): blocks of attention and a feed-forward layer. They differ in
+norms, biases, activations, attention windows, rotary embedding, a few factors, and in how their tensors are
+stored.
 
 A family also says what each key of a `config.json` means. A key is read, or harmless at one value, or
 bookkeeping; any other key may change what the model computes, and is refused by name.
@@ -17,6 +17,7 @@ from penstock.models.family.tensors import TensorLayout
 
 if TYPE_CHECKING:
     from penstock.models.decoder.config import DecoderConfig
+    from penstock.nn.mlp import Activation
 
 IGNORED_KEYS = "penstock_ignored_keys"
 """Key of config.json that lists the keys that were passed over when the original folder was opened."""
@@ -109,8 +110,20 @@ class Family:
     """Projections that then have one."""
     rotates_part: bool = False
     """True if `partial_rotary_factor` is a key of the family, and above 0."""
-    has_query_key_norm: bool = False
-    """True if queries and keys are normalised per head before rotary embedding."""
+    qk_norm: Literal["head", "whole"] | None = None
+    """Norms of queries and keys before rotary embedding: of each head by itself, or of all heads together."""
+    norm_placement: Literal["pre", "post", "sandwich"] = "pre"
+    """Norms of a block: before attention and feed-forward, after them (before the residual sum), or both."""
+    has_zero_centered_norms: bool = False
+    """True if the weights of all norms are stored less 1."""
+    activation: "Activation" = "silu"
+    """Activation of the feed-forward layer."""
+    activation_names: tuple[str, ...] = ("silu", "swish")
+    """Its names in `hidden_act` of config.json; the first is written."""
+    has_gate: bool = True
+    """True if the activation is of a gate that multiplies the feed-forward's inner layer."""
+    scales_embeddings: bool = False
+    """True if embeddings are multiplied by the root of their width, rounded to their dtype."""
     tensors: TensorLayout = field(default_factory=TensorLayout)
     """How weights are stored."""
 

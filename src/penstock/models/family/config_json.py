@@ -43,9 +43,11 @@ def config_of(raw: Mapping[str, Any], *, ignored_keys: Collection[str] = ()) -> 
         raise ModelError(
             "Quantised weights cannot be opened", fix="Use the model's bfloat16 or float32 folder."
         )
-    if raw["hidden_act"] not in ("silu", "swish"):
+    if raw["hidden_act"] not in family.activation_names:
         raise ModelError(
-            "hidden_act must be silu", got=raw["hidden_act"], fix="Only decoders with SwiGLU can be opened."
+            f"hidden_act must be {family.activation_names[0]}",
+            got=raw["hidden_act"],
+            fix=f"Penstock computes {model_type} with that activation only.",
         )
     rope = read_rope(raw, default=family.default_rope)
     known_names = {field.name for field in fields(DecoderConfig)} & (family.keys - {"partial_rotary_factor"})
@@ -150,7 +152,7 @@ def config_json(config: DecoderConfig) -> dict[str, Any]:  # Any: JSON
         **{field.name: getattr(config, field.name) for field in fields(config)},
         "num_key_value_heads": config.key_value_heads,
         "head_dim": config.size_of_head,
-        "hidden_act": "silu",
+        "hidden_act": config.family.activation_names[0],
         **write_rope(config.rope_theta, config.rope_scaling, rotated=rotated),
     }
     for name in NEUTRAL.keys() - config.family.own_keys:

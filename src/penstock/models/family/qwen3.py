@@ -11,5 +11,5 @@ FAMILY = Family(
     read=read_first_whole,
     write=write_first_whole,
     biases="chosen",
-    has_query_key_norm=True,
+    qk_norm="head",
 )

@@ -52,11 +52,11 @@ def is_available() -> bool:
     return True
 
 
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:  # noqa: ARG001
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, shift: float = 0.0) -> Tensor:  # noqa: ARG001
     return torch.empty_like(x)
 
 
-def _add_rms_norm(x: Tensor, delta: Tensor, scale: float, weight: Tensor, eps: float) -> Tensor:  # noqa: ARG001
+def _add_rms_norm(x: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x)
 
 
@@ -70,8 +70,8 @@ def _rotate_and_store(qkv: Tensor, *rest: Tensor) -> Tensor:
     return qkv.new_empty(qkv.shape[0], qkv.shape[1] // head_dim - 2 * kv_heads, head_dim)
 
 
-def _silu_and_multiply(gate_up: Tensor) -> Tensor:
-    return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+def _activate(gate_up: Tensor, activation: int, is_gated: bool) -> Tensor:  # noqa: ARG001
+    return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // (2 if is_gated else 1))
 
 
 def _linear(x: Tensor, *matrix_and_outputs: Tensor | int | None) -> Tensor:
@@ -95,7 +95,7 @@ FAKES: dict[str, Callable[..., Tensor | None]] = {
     "paged_attention": _paged_attention,
     "decoder_block": _decoder_block,
     "rotate_and_store": _rotate_and_store,
-    "silu_and_multiply": _silu_and_multiply,
+    "activate": _activate,
     "draw": _draw,
 }
 """Operator -> function that returns an empty result of the right shape, for `torch.compile`."""

@@ -1,4 +1,4 @@
-// silu(gate) * up of the merged projection as an operator.
+// The activation of a feed-forward layer as an operator; see gate.h.
 
 #include "gate.h"
 #include "tensors.h"
@@ -6,21 +6,23 @@
 
 namespace penstock::gate {
 
-at::Tensor silu_and_multiply(const at::Tensor& gate_up) {
-  TORCH_CHECK(gate_up.is_contiguous() && gate_up.size(-1) % 2 == 0, "silu_and_multiply: shape ", gate_up.sizes());
+at::Tensor activate(const at::Tensor& gate_up, int64_t activation, bool is_gated) {
+  TORCH_CHECK(gate_up.is_contiguous() && (!is_gated || gate_up.size(-1) % 2 == 0), "activate: shape ", gate_up.sizes());
+  TORCH_CHECK(activation >= 0 && activation < ACTIVATIONS, "activate: no activation ", activation);
   std::vector<int64_t> shape = gate_up.sizes().vec();
-  const int64_t size = shape.back() /= 2;
+  if (is_gated) shape.back() /= 2;
+  const int64_t size = shape.back();
   at::Tensor out = at::empty(shape, gate_up.options());
   dispatch(gate_up, [&](auto zero) {
     using T = decltype(zero);
     Regions threads;
-    gate_rows(threads, data<T>(gate_up), size ? out.numel() / size : 0, size, writable<T>(out));
+    activate_rows(threads, Activation(activation), data<T>(gate_up), size ? out.numel() / size : 0, size, is_gated, writable<T>(out));
   });
   return out;
 }
 
 }  // namespace penstock::gate
 
-TORCH_LIBRARY_FRAGMENT(penstock, m) { m.def("silu_and_multiply(Tensor gate_up) -> Tensor"); }
+TORCH_LIBRARY_FRAGMENT(penstock, m) { m.def("activate(Tensor gate_up, int activation, bool is_gated) -> Tensor"); }
 
-TORCH_LIBRARY_IMPL(penstock, CPU, m) { m.impl("silu_and_multiply", penstock::gate::silu_and_multiply); }
+TORCH_LIBRARY_IMPL(penstock, CPU, m) { m.impl("activate", penstock::gate::activate); }

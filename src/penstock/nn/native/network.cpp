@@ -7,7 +7,7 @@ namespace penstock::network {
 
 using Operands = c10::List<std::optional<at::Tensor>>;
 
-constexpr int64_t OF_LINEAR = 4, OF_UPDATE = 3, NORMS = 4;  // operands of a linear layer and of an update; norms of a block
+constexpr int64_t OF_LINEAR = 4, OF_UPDATE = 3, NORMS = 6;  // operands of a linear layer and of an update; norms of a block
 constexpr int64_t OF_BLOCK = OF_LINEAR * LINEARS + NORMS;
 
 inline const void* pointer_of(const Optional& tensor, at::ScalarType type, int64_t size) {
@@ -54,15 +54,17 @@ class Network : public torch::CustomClassHolder {
  public:
   // blocks: of each, OF_BLOCK operands in the order of `decoder_block`; ends: embedding, last norm, operands of the
   // output matrix; outputs: of each linear layer, the output matrix last; numbers: eps, scale, multipliers of
-  // residual sums and of the embedding; vocabulary: first token of each rank's rows, and the number of all;
-  // ropes: of each block, its table of angles; pages: [blocks of the network, 2, pages, heads, positions, dim], or of codes and scales; board: of the ranks, if there are several.
+  // residual sums and of the embedding, shift of norms; options: activation, is_gated, has_whole_norms; vocabulary: first
+  // token of each rank's rows, and the number of all; ropes: of each block, its table of angles; pages: [blocks of the
+  // network, 2, pages, heads, positions, dim], or of codes and scales; board: of the ranks, if there are several.
   Network(Operands blocks, Operands ends, std::vector<int64_t> outputs, std::vector<int64_t> windows,
-          std::vector<int64_t> ropes, std::vector<double> numbers, std::vector<int64_t> vocabulary, at::Tensor pages,
+          std::vector<int64_t> ropes, std::vector<double> numbers, std::vector<int64_t> options,
+          std::vector<int64_t> vocabulary, at::Tensor pages,
           std::optional<c10::intrusive_ptr<exchange::Board>> board)
       : blocks_(std::move(blocks)), ends_(std::move(ends)), pages_(std::move(pages)), board_(std::move(board)),
         type_(ends_.get(0).value().scalar_type()) {
     const size_t count = windows.size();
-    TORCH_CHECK(blocks_.size() == count * OF_BLOCK && ends_.size() == 2 + OF_LINEAR && numbers.size() == 4 && count > 0 &&
+    TORCH_CHECK(blocks_.size() == count * OF_BLOCK && ends_.size() == 2 + OF_LINEAR && numbers.size() == 5 && options.size() == 3 && count > 0 &&
                 outputs.size() == count * LINEARS + 1 && ropes.size() == count && pages_.dim() == 6 && pages_.is_contiguous() &&
                 pages_.size(0) == static_cast<int64_t>(count), "Network: operands of ", count, " blocks, pages ", pages_.sizes());
     const at::Tensor embedding = ends_.get(0).value();
@@ -80,13 +82,16 @@ class Network : public torch::CustomClassHolder {
     model_.norm = pointer_of(ends_.get(1), type_, model_.hidden);
     model_.head = linear(ends_, 2, model_.hidden, outputs.back());
     model_.eps = numbers[0], model_.scale = numbers[1];
-    model_.residual_multiplier = numbers[2], model_.embedding_multiplier = numbers[3];
+    model_.residual_multiplier = numbers[2], model_.embedding_multiplier = numbers[3], model_.shift = numbers[4];
+    TORCH_CHECK(options[0] >= 0 && options[0] < gate::ACTIVATIONS, "Network: no activation ", options[0]);
+    model_.activation = gate::Activation(options[0]), model_.is_gated = options[1], model_.has_whole_norms = options[2];
     for (size_t i = 0; i < count; ++i) add_block(i * OF_BLOCK, &outputs[i * LINEARS], windows[i], ropes[i]);
     TORCH_CHECK(*std::min_element(ropes.begin(), ropes.end()) >= 0, "Network: tables of angles ", ropes);
     model_.ropes = *std::max_element(ropes.begin(), ropes.end()) + 1;
     const int64_t of_queries = model_.heads * model_.dim, of_keys = model_.kv_heads * model_.dim;
     const int64_t inner = model_.layers[0].down.inputs;
-    layer_cuts_ = {Cut{of_queries, of_keys, of_keys}, Cut{model_.hidden}, Cut{inner, inner}, Cut{model_.hidden}};
+    layer_cuts_ = {Cut{of_queries, of_keys, of_keys}, Cut{model_.hidden}, model_.is_gated ? Cut{inner, inner} : Cut{inner},
+                   Cut{model_.hidden}};
   }
 
   // Take an adapter of this rank. operands: of each linear layer the panels of A and of B, and its factors and shifts
@@ -152,7 +157,7 @@ class Network : public torch::CustomClassHolder {
                                     model_.heads * model_.dim, model_.heads, model_.kv_heads, block_size, model_.dim,
                                     tables.size(1), 0, model_.scale};
       const rotary::Heads<T> heads{data<T>(cosines), data<T>(sines), positions.const_data_ptr<int64_t>(),
-                                   nullptr, nullptr, model_.eps, model_.heads, model_.kv_heads, model_.dim};
+                                   nullptr, nullptr, model_.eps, model_.shift, model_.heads, model_.kv_heads, model_.dim};
       const int64_t size = model_.board ? 0 : chunk_size(tokens, num_threads(), block_bytes(), is_tiled(model_.layers.front().gate_up.type));
       Cuts<T, P> cuts(model_, task, size ? 0 : lengths.numel(), kept);
       Step<T, P> step{model_, tokens, ids.const_data_ptr<int64_t>(), slots.const_data_ptr<int64_t>(), heads, angles, task,
@@ -201,16 +206,19 @@ class Network : public torch::CustomClassHolder {
     const int64_t hidden = model_.hidden, dim = model_.dim, heads = outputs[0] / dim - 2 * model_.kv_heads;
     model_.heads = model_.layers.empty() ? heads : model_.heads;
     TORCH_CHECK(heads > 0 && heads == model_.heads && outputs[0] % dim == 0 && heads % model_.kv_heads == 0 &&
-                heads / model_.kv_heads <= attention::TILE_ROWS && outputs[1] == hidden && outputs[2] % 2 == 0 &&
-                outputs[3] == hidden, "Network: a block of ", heads, " heads over ", model_.kv_heads);
+                heads / model_.kv_heads <= attention::TILE_ROWS && outputs[1] == hidden &&
+                (!model_.is_gated || outputs[2] % 2 == 0) && outputs[3] == hidden, "Network: a block of ", heads, " heads over ", model_.kv_heads);
     const auto norm = [&](int64_t i, int64_t size) {
       return pointer_of(blocks_.get(first + OF_LINEAR * LINEARS + i), type_, size);
     };
     model_.layers.push_back({linear(blocks_, first, hidden, outputs[0]), linear(blocks_, first + 4, heads * dim, hidden),
                              linear(blocks_, first + 8, hidden, outputs[2]),
-                             linear(blocks_, first + 12, outputs[2] / 2, hidden), norm(0, hidden), norm(1, hidden),
-                             norm(2, dim), norm(3, dim), window, rope});
-    TORCH_CHECK(model_.layers.back().attention_norm && model_.layers.back().mlp_norm, "Network: a block without norms");
+                             linear(blocks_, first + 12, model_.is_gated ? outputs[2] / 2 : outputs[2], hidden),
+                             norm(0, hidden), norm(1, hidden), norm(2, model_.has_whole_norms ? heads * dim : dim),
+                             norm(3, model_.has_whole_norms ? model_.kv_heads * dim : dim), norm(4, hidden), norm(5, hidden),
+                             window, rope});
+    TORCH_CHECK(!model_.has_whole_norms || (model_.layers.back().query_norm && model_.layers.back().key_norm),
+                "Network: a block without norms of queries and keys");
   }
 
   std::vector<const Adapter*> adapters_of(const at::Tensor& starts, const at::Tensor& indexes, int64_t tokens) const {
@@ -257,7 +265,8 @@ TORCH_LIBRARY_FRAGMENT(penstock, m) {
   using penstock::network::Operands;
   m.class_<Network>("Network")
       .def(torch::init<Operands, Operands, std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>, std::vector<double>,
-                       std::vector<int64_t>, at::Tensor, std::optional<c10::intrusive_ptr<penstock::exchange::Board>>>())
+                       std::vector<int64_t>, std::vector<int64_t>, at::Tensor,
+                       std::optional<c10::intrusive_ptr<penstock::exchange::Board>>>())
       .def("hold", &Network::hold)
       .def("release", &Network::release)
       .def("extend", &Network::extend)

@@ -30,7 +30,7 @@ namespace penstock::network {
 
 struct Layer {
   Matrix query_key_value, output, gate_up, down;
-  const void *attention_norm, *mlp_norm, *query_norm, *key_norm;  // the last two may be null
+  const void *attention_norm, *mlp_norm, *query_norm, *key_norm, *attention_out_norm, *mlp_out_norm;  // each may be null
   int64_t window, rope;  // rope: which of the tables of angles
 };
 
@@ -43,7 +43,9 @@ struct Model {
   std::vector<int64_t> vocabulary;  // first token of each rank's rows of embedding and head, and the number of all
   exchange::Board* board;           // null: there is one rank
   int64_t hidden, heads, kv_heads, dim;
-  float eps, scale, residual_multiplier, embedding_multiplier;
+  float eps, scale, residual_multiplier, embedding_multiplier, shift;  // the shift is added to the weights of norms
+  gate::Activation activation;
+  bool is_gated, has_whole_norms;  // the latter: of queries and keys, over all heads of all ranks
   int64_t rank() const { return board ? board->rank() : 0; }
   // Of one token, on the rank that has most of the vocabulary.
   int64_t logits_bytes(int64_t item) const { return item * (vocabulary.back() / (std::ssize(vocabulary) - 1) + 1); }
@@ -69,6 +71,7 @@ template <class T>
 struct Activations {
   T *x, *normed, *qkv, *q, *mixed, *delta, *gate_up, *gated;
   T *gathered, *low;  // of tokens with adapters
+  float* means;       // of tokens' queries and keys
   char* rounded;      // tokens as products take them
 
   Activations(const Model& model, int64_t tokens, const Adapted& adapted, Space& space) {
@@ -85,6 +88,7 @@ struct Activations {
     gate_up = space.take<T>(tokens * 2 * inner), gated = space.take<T>(tokens * inner);
     gathered = space.take<T>(num_adapted * std::max({model.hidden, width, inner}));
     low = space.take<T>(num_adapted * adapted.widest());
+    means = space.take<float>(2 * tokens);
     rounded = space.take<char>(bytes);
   }
 };
@@ -223,10 +227,11 @@ class Pass {
     const Model& model = step_.model;
     const Layer& layer = model.layers[i];
     add_and_norm(threads, norm(layer.attention_norm), at_.x, delta_, model.residual_multiplier, tokens_, at_.normed);
-    linear(threads, i, QUERY_KEY_VALUE, layer.query_key_value, at_.normed, at_.qkv);
+    linear(threads, i, QUERY_KEY_VALUE, layer.query_key_value, layer.attention_norm ? at_.normed : at_.x, at_.qkv);
     rotary::Heads<T> heads = step_.heads;
     heads.cosines += layer.rope * step_.angles, heads.sines += layer.rope * step_.angles;
     heads.q_norm = static_cast<const T*>(layer.query_norm), heads.k_norm = static_cast<const T*>(layer.key_norm);
+    if (model.has_whole_norms) heads.means = measured(threads, heads);
     P* keys = step_.pages + 2 * i * step_.half_layer;
     rotary::take_tokens(threads, heads, at_.qkv, step_.slots, tokens_, step_.task.block_size, at_.q, keys, keys + step_.half_layer);
     if (i + 1 == model.layers.size() && step_.kept.tokens.size() < static_cast<size_t>(tokens_)) {
@@ -239,11 +244,13 @@ class Pass {
     attend_layer(threads, step_, i, at_.q, at_.mixed);
     summed(threads, model.board, tokens_ * model.hidden, at_.delta,
            [&](T* part) { linear(threads, i, OUTPUT, layer.output, at_.mixed, part); });
+    normalise(threads, layer.attention_out_norm, at_.delta);
     add_and_norm(threads, norm(layer.mlp_norm), at_.x, at_.delta, model.residual_multiplier, tokens_, at_.normed);
-    linear(threads, i, GATE_UP, layer.gate_up, at_.normed, at_.gate_up);
-    gate::gate_rows(threads, at_.gate_up, tokens_, layer.down.inputs, at_.gated);
+    linear(threads, i, GATE_UP, layer.gate_up, layer.mlp_norm ? at_.normed : at_.x, at_.gate_up);
+    gate::activate_rows(threads, model.activation, at_.gate_up, tokens_, layer.down.inputs, model.is_gated, at_.gated);
     summed(threads, model.board, tokens_ * model.hidden, at_.delta,
            [&](T* part) { linear(threads, i, DOWN, layer.down, at_.gated, part); });
+    normalise(threads, layer.mlp_out_norm, at_.delta);
     delta_ = at_.delta;
   }
 
@@ -259,7 +266,22 @@ class Pass {
   }
 
  private:
-  Norm<T> norm(const void* weight) const { return {static_cast<const T*>(weight), step_.model.eps, step_.model.hidden}; }
+  Norm<T> norm(const void* weight) const {
+    return {static_cast<const T*>(weight), step_.model.eps, step_.model.shift, step_.model.hidden};
+  }
+  void normalise(Threads& threads, const void* weight, T* x) {
+    if (weight) add_and_norm<T>(threads, norm(weight), x, nullptr, 1.0f, tokens_, x);
+  }
+  // The mean squares of the tokens' queries and keys over the heads of all ranks, each of which has as many.
+  const float* measured(Threads& threads, const rotary::Heads<T>& heads) {
+    exchange::Board* board = step_.model.board;
+    summed(threads, board, 2 * tokens_, at_.means, [&](float* part) { rotary::measure(threads, heads, at_.qkv, tokens_, part); });
+    if (board)
+      threads.each(2 * tokens_, grain_of(1), [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) at_.means[i] /= static_cast<float>(board->ranks());
+      });
+    return at_.means;
+  }
   void linear(Threads& threads, size_t i, Linear of, const Matrix& matrix, const T* x, T* out) {
     product(threads, matrix, x, tokens_, out, at_.rounded);
     adapters_.add(threads, i, of, matrix, x, out);

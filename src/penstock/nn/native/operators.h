@@ -7,7 +7,8 @@
 
 namespace penstock {
 
-at::Tensor rms_norm(at::Tensor x, const Optional& delta, double scale, const at::Tensor& weight, double eps);
+at::Tensor rms_norm(at::Tensor x, const Optional& delta, double scale, const at::Tensor& weight, double eps,
+                    double shift);
 at::Tensor linear(const at::Tensor& x, const at::Tensor& panels, const Optional& scales, const Optional& offsets,
                   const Optional& bias, int64_t outputs);
 
@@ -17,12 +18,12 @@ at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& keys, const at
                            int64_t window);
 }
 namespace gate {
-at::Tensor silu_and_multiply(const at::Tensor& gate_up);
+at::Tensor activate(const at::Tensor& gate_up, int64_t activation, bool is_gated);
 }
 namespace rotary {
 at::Tensor rotate_and_store(const at::Tensor& qkv, const at::Tensor& cosines, const at::Tensor& sines,
                             const at::Tensor& slots, at::Tensor keys, at::Tensor values, const Optional& q_norm,
-                            const Optional& k_norm, double eps);
+                            const Optional& k_norm, double eps, double shift);
 }
 
 }  // namespace penstock

@@ -15,21 +15,35 @@ template <class T>
 struct Heads {
   const T *cosines, *sines;  // [tokens, dim], or of all positions
   const int64_t* positions;  // of the tokens; null: one row of angles per token
-  const T *q_norm, *k_norm;  // [dim] or null
-  float eps;
+  const T *q_norm, *k_norm;  // [dim], or [heads, dim] and [kv_heads, dim] with means, or null
+  float eps, shift;
   int64_t heads, kv_heads, dim;
+  const float* means = nullptr;  // [tokens, 2]: mean squares of all queries and of all keys; null: heads have norms of their own
 };
 
-// out = rotated(normalised(x)); the norm is rounded to the stored type, as the plain network does.
+// means = the mean squares of a token's queries and of its keys, each over all heads.
 template <class T>
-void rotate(const T* x, const T* norm, const Heads<T>& of, int64_t token, T* out) {
+void measure(Threads& threads, const Heads<T>& of, const T* qkv, int64_t tokens, float* means) {
+  const int64_t queries = of.heads * of.dim, keys = of.kv_heads * of.dim, width = queries + 2 * keys;
+  threads.each(tokens, grain_of(width), [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      means[2 * token] = mean_square(qkv + token * width, queries);
+      means[2 * token + 1] = mean_square(qkv + token * width + queries, keys);
+    }
+  });
+}
+
+// out = rotated(normalised(x)); the norm is rounded to the stored type, as the plain network does.
+// mean: the mean square that the norm divides by; null: that of x.
+template <class T>
+void rotate(const T* x, const T* norm, const float* mean, const Heads<T>& of, int64_t token, T* out) {
   const int64_t half = of.dim / 2;
   const int64_t angles = (of.positions ? of.positions[token] : token) * of.dim;
   const T *cosines = of.cosines + angles, *sines = of.sines + angles;
   static thread_local std::vector<T> normed;
   if (norm) {
     normed.resize(of.dim);
-    normalise_row(x, norm, of.eps, normed.data(), of.dim);
+    scale_row(x, mean ? *mean : mean_square(x, of.dim), norm, of.eps, of.shift, normed.data(), of.dim);
     x = normed.data();
   }
   each_lane(half, [&](int64_t i, auto at) {
@@ -54,17 +68,20 @@ void take_tokens(Threads& threads, const Heads<T>& of, const T* qkv, const int64
   const auto take = [&](int64_t item) {  // a key-value head of a token, and its queries
     const int64_t token = item / of.kv_heads, head = item % of.kv_heads;
     const T *in = qkv + token * width, *key = in + (of.heads + head) * of.dim, *value = key + of.kv_heads * of.dim;
+    const int64_t stride = of.means ? of.dim : 0;  // from the weights of a head to those of the next
+    const float *q_mean = of.means ? of.means + 2 * token : nullptr, *k_mean = of.means ? q_mean + 1 : nullptr;
+    const T* k_norm = of.k_norm ? of.k_norm + head * stride : nullptr;
     for (int64_t i = head * group; i < (head + 1) * group; ++i)
-      rotate(in + i * of.dim, of.q_norm, of, token, q + (token * of.heads + i) * of.dim);
+      rotate(in + i * of.dim, of.q_norm ? of.q_norm + i * stride : nullptr, q_mean, of, token, q + (token * of.heads + i) * of.dim);
     if constexpr (is_coded<P>) {
       static thread_local std::vector<T> rotated;
       rotated.resize(of.dim);
-      rotate(key, of.k_norm, of, token, rotated.data());
+      rotate(key, k_norm, k_mean, of, token, rotated.data());
       const int64_t scale = scale_in(keys + page(item), block_size, of.dim, slots[token] % block_size) - keys;
       write_row(rotated.data(), of.dim, keys + place(item), keys + scale);
       write_row(value, of.dim, values + place(item), values + scale);
     } else {
-      rotate(key, of.k_norm, of, token, keys + place(item));
+      rotate(key, k_norm, k_mean, of, token, keys + place(item));
       write_row(value, of.dim, values + place(item));
     }
   };

@@ -34,16 +34,21 @@ void each_lane(int64_t size, const Body& body) {
   if (i < size) body(i, Lanes{static_cast<int>(size - i)});
 }
 
-// out = x / rms(x) * weight; out may be x.
 template <class T>
-void normalise_row(const T* x, const T* weight, float eps, T* out, int64_t size) {
+float mean_square(const T* x, int64_t size) {
   Vec squares;
   each_lane(size, [&](int64_t i, auto at) {
     const Vec v = at.load(x + i);
     squares = Vec::fma(v, v, squares);
   });
-  const Vec factor(1.0f / std::sqrt(squares.sum() / static_cast<float>(size) + eps));
-  each_lane(size, [&](int64_t i, auto at) { at.store(out + i, at.load(x + i) * factor * at.load(weight + i)); });
+  return squares.sum() / static_cast<float>(size);
+}
+
+// out = x / sqrt(mean + eps) * (shift + weight); out may be x.
+template <class T>
+void scale_row(const T* x, float mean, const T* weight, float eps, float shift, T* out, int64_t size) {
+  const Vec factor(1.0f / std::sqrt(mean + eps)), more(shift);
+  each_lane(size, [&](int64_t i, auto at) { at.store(out + i, at.load(x + i) * factor * (more + at.load(weight + i))); });
 }
 
 // Rows a thread takes at least: waking another costs about a microsecond, or 16,000 numbers.
