@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import mmap
 import os
 import signal
 from collections.abc import Sequence
@@ -19,8 +20,10 @@ from penstock.checkpoint.load import load_into
 from penstock.checkpoint.local_storage import LocalPlace
 from penstock.checkpoint.resume import resume
 from penstock.checkpoint.saver import RetentionPolicy, Saver
+from penstock.checkpoint.staging import StagingBuffer
 from penstock.checkpoint.storage import place_in
 from penstock.core.errors import CheckpointDamaged, CheckpointError
+from penstock.devices import accelerator
 from penstock.parallel.mesh import World
 from penstock.testing.ranks import on_ranks
 
@@ -211,6 +214,37 @@ def test_too_many_failed_saves_or_a_failed_last_one_end_the_run_on_every_rank(
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"], (
         "no half is left"
     )
+
+
+def test_a_host_that_refuses_memory_fails_saves_on_every_rank_and_not_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: int) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    def work(_: World) -> list[str]:
+        found = []
+        try:
+            with Saver(place_in(tmp_path, ""), RetentionPolicy(max_failures=2)) as saver:
+                if dist.get_rank() == 1:
+                    monkeypatch.setattr(mmap, "mmap", refused)
+                with monkeypatch.context() as patched:  # CPUs need no preparation
+                    patched.setattr(accelerator, "is_accelerator", lambda device: device.type == "cpu")
+                    patched.setattr(StagingBuffer, "_lock", lambda *_: None)
+                    saver.prepare(tensors_of(0))
+                for step in (1, 2, 3):
+                    saver.save(tensors_of(step), meta_of(step))
+                    found.append("went on")
+        except CheckpointError as error:
+            found.append(str(error))
+        return found
+
+    first, second = on_ranks(work, ranks=2)
+    assert first == second
+    assert first[:2] == ["went on"] * 2, "the first failure is a warning"
+    assert "step-00000002 could not be written: The host refuses memory" in first[2]
+    assert "Cannot allocate memory" in first[2]
+    assert saved_of(tmp_path) == []
 
 
 class Deadly(LocalPlace):

@@ -166,7 +166,10 @@ class Saver:
         if devices:
             self._layout = layout
             _, sources = self._share(tensors, layout)
-            self._stage.reserve(sum(source.nbytes for source in sources), devices.pop())
+            try:
+                self._stage.reserve(sum(source.nbytes for source in sources), devices.pop())
+            except CheckpointError as error:
+                log.warning(Event("saves_will_fail", "No checkpoint can be saved: {error}", error=error))
 
     def save(self, tensors: Mapping[str, Tensor], meta: Meta, *, layout: Hashable = ()) -> None:
         """Copy tensors and start to write them; every rank must call it.
@@ -181,7 +184,12 @@ class Saver:
         began = clock.monotonic()
         self._wait(last=False)
         self._layout, self._step = layout, meta.step
-        parts, data = self._copy(tensors, layout)
+        parts, sources = self._share(tensors, layout)
+        data: memoryview | CheckpointError
+        try:
+            data = self._stage.copy(sources)
+        except CheckpointError as error:  # the other ranks wait to hear of it
+            data = error
         entries = {
             name: TensorEntry(dtype=part.dtype, shape=part.shape)
             for name, part in ((part.name, part) for part in parts)
@@ -213,11 +221,6 @@ class Saver:
         share = self._blocked_s / max(clock.monotonic() - self._began_s, 1e-9)
         return {"checkpoint_s": since, "checkpoint_share": share, "checkpoint_step": self._saved_step}
 
-    def _copy(self, tensors: Mapping[str, Tensor], layout: Hashable) -> tuple[list[TensorPart], memoryview]:
-        """Copy this rank's share to memory that training does not modify."""
-        parts, sources = self._share(tensors, layout)
-        return parts, self._stage.copy(sources)
-
     def _share(
         self, tensors: Mapping[str, Tensor], layout: Hashable
     ) -> tuple[list[TensorPart], list[Tensor]]:
@@ -245,12 +248,19 @@ class Saver:
         return WritePlan(ours, share)
 
     def _run(
-        self, meta: Meta, parts: list[TensorPart], data: memoryview, entries: dict[str, TensorEntry]
+        self,
+        meta: Meta,
+        parts: list[TensorPart],
+        data: memoryview | CheckpointError,
+        entries: dict[str, TensorEntry],
     ) -> None:
         """Write, agree, commit: the body of the thread."""
         began = clock.monotonic()
         try:
-            mine = self._write(name_of(meta.step), parts, data, entries)
+            if isinstance(data, CheckpointError):
+                mine: Written | SaveFailure = SaveFailure(str(data).removesuffix("."), fix="After that, ")
+            else:
+                mine = self._write(name_of(meta.step), parts, data, entries)
             said = [_heard(each) for each in self._all(asdict(mine))]
             outcome = self._commit(meta, said) if dist.get_rank() == 0 else None
             first, *_ = self._all(asdict(outcome) if outcome else None)

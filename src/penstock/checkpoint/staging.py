@@ -16,7 +16,9 @@ from threading import Thread
 import torch
 from torch import Tensor
 
+from penstock.core.errors import CheckpointError
 from penstock.core.log import Event
+from penstock.core.units import mib
 from penstock.devices import accelerator
 
 log = logging.getLogger(__name__)
@@ -36,12 +38,23 @@ class StagingBuffer:
         self._is_wanted = True
 
     def reserve(self, num_bytes: int, device: torch.device) -> None:
-        """Have a thread make and page-lock memory for copies of this size from a device; do not wait."""
+        """Have a thread make and page-lock memory for copies of this size from a device; do not wait.
+
+        Raises:
+            CheckpointError: the host refuses that much memory.
+        """
         if num_bytes <= len(self._buffer):
             return
         self.release()
         # shared memory: after a fork, private pages that are locked would be others than those written to
-        memory = mmap.mmap(-1, num_bytes)
+        try:
+            memory = mmap.mmap(-1, num_bytes)
+        except OSError as error:
+            raise CheckpointError(
+                f"The host refuses memory for a copy of this rank's share of a checkpoint ({error.strerror})",
+                got=mib(num_bytes),
+                fix="Give the machine or container more memory, or train on more ranks.",
+            ) from None
         self._buffer, self._device = torch.frombuffer(memory, dtype=torch.uint8), device
         self._is_wanted = True
         if accelerator.is_accelerator(device):
@@ -55,6 +68,9 @@ class StagingBuffer:
 
         Args:
             tensors: in descending element size, so that each is aligned; of the CPU or one accelerator.
+
+        Raises:
+            CheckpointError: as `reserve`.
         """
         needed = sum(tensor.nbytes for tensor in tensors)
         away = {tensor.device for tensor in tensors if accelerator.is_accelerator(tensor.device)}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.checkpoint import staging
 from penstock.checkpoint.staging import StagingBuffer
+from penstock.core.errors import CheckpointError
 from penstock.devices import accelerator
 
 PAGE = mmap.PAGESIZE
@@ -69,3 +70,10 @@ def test_pages_are_locked_in_pieces_by_a_thread_that_is_not_the_callers(monkeypa
     assert max(size for size, _ in asked) <= PAGE
     assert not any(is_main for _, is_main in asked)
     buffer.release()
+
+
+def test_memory_that_the_host_refuses_is_said_with_its_size():
+    buffer = StagingBuffer()
+    with pytest.raises(CheckpointError, match=r"got '4194304.0 TiB'.*more memory"):
+        buffer.reserve(2**62, accelerator.CPU)
+    assert bytes(buffer.copy([torch.ones(2)])) == bytes_of([torch.ones(2)]), "smaller copies still work"
