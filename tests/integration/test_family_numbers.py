@@ -1,7 +1,7 @@
 """How near each family comes to a reference in float64: logits, gradients, bfloat16 and packed documents.
 
-The reference is transformers' network in float64, with its own steps in float32 (norms, softmax) widened. A
-step that stays in float32 is named in NARROW.
+The reference is transformers' network in float64. Its own steps in float32 (norms, softmax, rotations)
+are made float64 too, so that a difference is ours.
 """
 
 import copy
@@ -18,8 +18,6 @@ from transformers import AutoModelForCausalLM
 
 from penstock.checkpoint.hf import load_pretrained
 
-NARROW = {"ernie4_5": "queries and keys are rotated in float32"}
-"""model_type -> a step in float32 by the family's definition."""
 DRAWN = torch.randn(*IDS.shape, 97, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
 """Gradient of a loss with respect to the logits."""
 
@@ -35,12 +33,14 @@ class Wide:
 
 @contextmanager
 def wide_steps(model):
-    """Let transformers' own modules of a model cast to float64 where they cast to float32."""
+    """Let transformers' own modules of a model compute in float64 where they cast to float32."""
+    as_float32 = torch.Tensor.float
     names = {type(module).__module__ for module in model.modules()}
     modules = [sys.modules[name] for name in names if name.startswith("transformers.models.")]
     with pytest.MonkeyPatch.context() as patched:
         for module in modules:
             patched.setattr(module, "torch", Wide())
+        patched.setattr(torch.Tensor, "float", lambda x: x if x.dtype == torch.float64 else as_float32(x))
         yield
 
 
@@ -50,7 +50,6 @@ class Reference:
     logits: Tensor
     gradients: dict[str, Tensor]
     narrow: nn.Module
-    is_wide: bool
 
 
 @pytest.fixture(params=CONFIGS, scope="module")
@@ -66,6 +65,9 @@ def reference(request, tmp_path_factory):
     model.save_pretrained(folder)
     model.get_input_embeddings().padding_idx = None  # else the row of one token has no gradient
     wide = copy.deepcopy(model).double()
+    embedding = wide.get_input_embeddings()
+    if hasattr(embedding, "scalar_embed_scale"):
+        embedding.embed_scale = torch.tensor(embedding.scalar_embed_scale, dtype=torch.float64)
     with wide_steps(wide):
         logits = wide(IDS).logits
         (logits * DRAWN).sum().backward()
@@ -74,7 +76,6 @@ def reference(request, tmp_path_factory):
         logits=logits.detach(),
         gradients={name: parameter.grad for name, parameter in wide.named_parameters()},
         narrow=model,
-        is_wide=config.model_type not in NARROW,
     )
 
 
@@ -91,14 +92,14 @@ def test_float64_logits_and_gradients_are_those_of_the_reference(reference):
     model = load_pretrained(reference.folder, dtype=torch.float64)
     logits = model(IDS)
     (logits * DRAWN).sum().backward()
-    assert relative(logits.detach(), reference.logits) < (1e-9 if reference.is_wide else 4e-6)
+    assert relative(logits.detach(), reference.logits) < 1e-9
     largest = max(float(gradient.abs().max()) for gradient in reference.gradients.values())
     for name, parameter in model.named_parameters():
         stored = model.config.stored_rows[name]
         theirs = reference.gradients[stored.tensor][list(stored.rows)]
         scale = max(float(theirs.abs().max()), 1e-6 * largest)  # one that is 0 but for rounding
         error = float((parameter.grad - theirs).abs().max()) / scale
-        assert error < (1e-8 if reference.is_wide else 5e-6), name
+        assert error < 1e-8, name
 
 
 @torch.no_grad()

@@ -9,12 +9,12 @@ import pytest
 from penstock.core.errors import ConfigError
 from penstock.data import Loader
 from penstock.testing.corpora import write_corpus
-from penstock.train.resolve import run_length
 from penstock.train.control.apply_request import take_up
 from penstock.train.control.requests import ControlRequest
 from penstock.train.data_setup import check_supply, train_loader
 from penstock.train.planning.devices import plan_recipe
 from penstock.train.recipe.config import TrainConfig
+from penstock.train.resolve import run_length
 from penstock.train.resolve.load import build_for_others, build_recipe, with_settings
 from penstock.train.resolve.summary import derive
 from penstock.train.setup import write_identity
