@@ -42,7 +42,7 @@ def computed(dtype):
     attended = Paged(step).attend(rotated, pages.keys, pages.values, scale=0.125)
     rows = attended.flatten(1)
     normed = ops.add_rms_norm(rows.clone(), rows, 0.5, torch.ones_like(rows[0]), 1e-5)
-    made = [pages.keys, pages.values, attended, normed, ops.silu_and_multiply(normed)]
+    made = [pages.keys, pages.values, attended, normed, ops.activate(normed, 0, True)]
     torch.manual_seed(0)
     layer = torch.nn.Linear(256, 200).to(dtype)
     if can_multiply(layer.weight):

@@ -68,7 +68,7 @@ def operations_of(
         dtype=dtype,
         device=device,
     )
-    outputs, inputs = model.linear_shapes["gate"]
+    outputs, inputs = model.linear_shapes["up"]
     return [
         *page_operations(
             sizes,

@@ -1,8 +1,8 @@
 """Decoder layers for serving: merged products and fused elementwise operators.
 
 Each layer computes the same as its counterpart in training (`GroupedQueryAttention`, `FeedForward`,
-`RMSNorm`) from the same parameters. On CPUs with the C++ operators, the elementwise work of a layer is four calls.
-Elsewhere it is plain PyTorch on merged products.
+`RMSNorm`) from the same parameters. On CPUs with the C++ operators, the elementwise work of a layer is four
+calls. Elsewhere it is plain PyTorch on merged products.
 
 `BlockOperands` are the arguments of the C++ operator that computes a whole block, read from the block's
 modules. A block has none if adapters, sums over ranks, or matrices that the operators do not support

@@ -161,7 +161,7 @@ def slice_blocks(model: nn.Module, mesh: DeviceMesh) -> None:
         elif isinstance(module, GroupedQueryAttention):
             become(module, SlicedAttention, mesh, {})
             if is_whole:
-                module.mean_squares = RankMeans(group_of(mesh))  # type: ignore[assignment]
+                module.mean_squares = RankMeans(group_of(mesh))
         elif isinstance(module, FeedForward):
             become(module, SlicedFeedForward, mesh, {})
 

@@ -57,15 +57,18 @@ def block_bytes(
     sums = _FLOAT32 * model.num_attention_heads
     attention = c * (2 * q + 2 * k) + sums
     normed = 2 * _FLOAT32 if norms_in_float32 else c
-    norms = 2 * (normed * h + _FLOAT32 + (c * h if tensor == 1 else 0))
-    if model.family.has_query_key_norm:
-        norms += normed * (q + k) + _FLOAT32 * (model.num_attention_heads + k // model.size_of_head)
+    norms = len(model.block_norms) * (normed * h + _FLOAT32)
+    inputs = 2 * c * h if tensor == 1 else 0  # of products: outputs of norms, or the residual stream
+    if model.family.qk_norm:
+        heads = model.num_attention_heads + k // model.size_of_head
+        norms += normed * (q + k) + _FLOAT32 * (heads if model.family.qk_norm == "head" else 2 * tensor)
     spared = (c - 1) * h + c * f if has_codes else 0
     gathered = 0 if tensor == 1 else 2 * c * h  # inputs of products hold the tokens of the whole group
     spread = 0 if context == 1 else _spread(model, c, context=context, rule=rule)
     mask = c * row if context > 1 and rule == "all_gather" else 0  # as numbers, shared by the heads
-    keep = norms + attention + spread + c * (3 if is_compiled else 4) * f - spared
-    operators = c * (3 * h + 2 * f) + attention
+    inner = c * (2 if not model.family.has_gate else 3 if is_compiled else 4) * f
+    keep = norms + inputs + attention + spread + inner - spared
+    operators = c * (3 * h + (2 if model.family.has_gate else 1) * f) + attention
     return {
         "keep": tokens * (keep // tensor + gathered + mask),
         "operators": tokens * operators // tensor,
@@ -128,6 +131,7 @@ def working_bytes(
     """
     c, h, f = compute_bytes, model.hidden_size, model.intermediate_size
     q, _ = widths(model)
-    feed_forward = 2 * c * f // tensor + 2 * c * h // tensor + (0 if tensor == 1 else c * h)
-    attention = c * (q + 2 * q * context) // tensor - 4 * c * f // tensor
+    gradients, kept = (2, 4) if model.family.has_gate else (1, 2)
+    feed_forward = gradients * c * f // tensor + 2 * c * h // tensor + (0 if tensor == 1 else c * h)
+    attention = c * (q + 2 * q * context) // tensor - kept * c * f // tensor
     return tokens * max(feed_forward, attention)

@@ -29,6 +29,8 @@ _PASSES: dict[Kernels, tuple[int, int, int]] = {
 keys, and of its feed-forward width. Eager norms and rotations convert to float32 and back step by step."""
 _PAIRS_BACK = 2.5 * 73 / 63
 """Ratio of attention's backward to its forward: 5/2 of the FLOP, at 63% of the peak instead of 73%."""
+_NORM_PASSES: dict[Kernels, int] = {"eager": 16, "fused": 2, "compiled": 2}
+"""Passes of one norm over its width; those of two are in _PASSES."""
 _LOGIT_BYTES = 10
 """Passes of a fused cross entropy over a logit: written, read, gradient written and read, in 2 to 4 bytes."""
 _CAST_BYTES = 5
@@ -147,7 +149,8 @@ def _matrices(job: TrainingStep) -> list[tuple[float, float]]:
     hidden, wide = model.hidden_size, model.intermediate_size / tensor
     heads = model.num_attention_heads * model.size_of_head / tensor
     keys = model.key_value_heads * model.size_of_head / tensor
-    return [(hidden, heads + 2 * keys), (heads, hidden), (hidden, 2 * wide), (wide, hidden)]
+    inner = 2 * wide if model.family.has_gate else wide
+    return [(hidden, heads + 2 * keys), (heads, hidden), (hidden, inner), (wide, hidden)]
 
 
 def head_seconds(job: TrainingStep, device: Device, constants: Constants) -> Seconds:
@@ -188,6 +191,8 @@ def block_passes(job: TrainingStep) -> float:
     heads = model.num_attention_heads * model.size_of_head
     keys = model.key_value_heads * model.size_of_head
     by_hidden, by_heads, by_wide = _PASSES[job.kernels]
+    by_hidden += (len(model.block_norms) - 2) * _NORM_PASSES[job.kernels]
+    by_wide -= not model.family.has_gate  # no product with up
     moved = float(size * (by_hidden * hidden + by_heads * (heads + keys) + by_wide * wide))
     if job.linear != "compute":
         whole = job.layout.tensor if job.linear == "float8_rowwise" else 1  # cast after they are gathered

@@ -165,14 +165,16 @@ def _passes(job: DecodeJob) -> float:
     """Return the bytes per token that a block moves, without its products.
 
     Not compiled, a block reads and writes numbers as many times as its kernels do: of the hidden width, two
-    norms (4) and two sums (6); of queries and keys, attention (2) and the rotation: negate a half (1), join
-    the halves (2), multiply twice (4), add (3); of the feed-forward width, the gate (2) and its product (3).
+    norms (4; of four, 8) and two sums (6); of queries and keys, attention (2) and the rotation: negate a half
+    (1), join the halves (2), multiply twice (4), add (3); of the feed-forward width, the gate (2) and its
+    product (3), or ReLU (2) and its square (2).
     """
     if job.compiled:
         return block_passes(_forward(job))
     model = job.model
     turned = (model.num_attention_heads + model.key_value_heads) * model.size_of_head
-    return 2.0 * (10 * model.hidden_size + 12 * turned + 5 * model.intermediate_size)
+    by_hidden, by_wide = 2 * len(model.block_norms) + 6, 5 if model.family.has_gate else 4
+    return 2.0 * (by_hidden * model.hidden_size + 12 * turned + by_wide * model.intermediate_size)
 
 
 def _all_reduce_s(job: DecodeJob, cluster: Cluster, *, tokens: int) -> float:

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from penstock.nn import native
+from penstock.nn.fused import ACTIVATIONS
 from penstock.nn.kernels.pages import page_width, write
+from penstock.nn.mlp import activate
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="no C++ compiler here")
 
@@ -18,8 +20,8 @@ def drawn(*shape, dtype, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def normalised(x, weight):
-    return torch.nn.functional.rms_norm(x.double(), weight.shape, weight.double(), 1e-5)
+def normalised(x, weight, shift=0.0):
+    return torch.nn.functional.rms_norm(x.double(), weight.shape, shift + weight.double(), 1e-5)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -42,19 +44,49 @@ def test_a_norm_after_a_sum_changes_the_stream_in_place(size, dtype):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_norm_adds_its_shift_before_a_weight_is_rounded(dtype):
+    """Weights of 2^-9: 1 + w is half way between two bfloat16 numbers, and rounds to 1."""
+    x, weight = drawn(4, 64, dtype=dtype), torch.full((64,), 2.0**-9, dtype=dtype)
+    out = torch.ops.penstock.rms_norm(x, weight, 1e-5, 1.0).double()
+    torch.testing.assert_close(out, normalised(x, weight, 1.0).to(dtype).double(), rtol=1e-6, atol=1e-6)
+    delta = drawn(4, 64, dtype=dtype, seed=1)
+    out = torch.ops.penstock.add_rms_norm(x, delta, 0.5, weight, 1e-5, 1.0).double()
+    torch.testing.assert_close(out, normalised(x, weight, 1.0).to(dtype).double(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("size", SIZES)
-def test_a_gated_row_is_that_of_torch(size, dtype):
-    both = 20 * drawn(3, 2, 2 * size, dtype=dtype)
-    gate, up = both.double().chunk(2, dim=-1)
-    expected = torch.nn.functional.silu(gate) * up
-    out = torch.ops.penstock.silu_and_multiply(both)
-    torch.testing.assert_close(out.double(), expected, rtol=2 * TOLERANCE[dtype], atol=1e-6)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_a_row_of_an_activation_is_that_of_torch(activation, is_gated, size, dtype):
+    rows = 5 * drawn(3, 2, 2 * size, dtype=dtype)
+    gate, up = rows.double().chunk(2, dim=-1)
+    expected = activate(gate, activation) * up if is_gated else activate(rows.double(), activation)
+    out = torch.ops.penstock.activate(rows, ACTIVATIONS.index(activation), is_gated)
+    # the tail of GELU, 1 + tanh, cancels in float32
+    torch.testing.assert_close(out.double(), expected, rtol=2 * TOLERANCE[dtype], atol=4e-6)
 
 
-def test_a_gate_far_from_zero_is_open_or_shut():
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_a_gate_far_from_zero_is_open_or_shut(activation):
     both = torch.tensor([[1e4, -1e4, 100.0, -100.0, 2.0, 2.0, 2.0, 2.0]])
-    out = torch.ops.penstock.silu_and_multiply(both)
+    out = torch.ops.penstock.activate(both, ACTIVATIONS.index(activation), True)
     torch.testing.assert_close(out, torch.tensor([[2e4, 0.0, 200.0, 0.0]]))
+
+
+def test_a_norm_of_all_heads_is_that_of_the_row():
+    heads, kv_heads, dim = 3, 1, 8
+    qkv = drawn(4, (heads + 2 * kv_heads) * dim, dtype=torch.float32)
+    weights = drawn(heads * dim, dtype=torch.float32, seed=1), drawn(dim, dtype=torch.float32, seed=2)
+    keys, values = torch.zeros(2, 1, 1, 4, dim)
+    straight = torch.ones(4, dim)
+    q = torch.ops.penstock.rotate_and_store(
+        qkv, straight, straight - 1, torch.arange(4), keys, values, *weights, 1e-5, 1.0
+    )
+    expected = normalised(qkv[:, : heads * dim], weights[0], 1.0)
+    torch.testing.assert_close(q.flatten(1).double(), expected, rtol=1e-6, atol=1e-6)
+    expected = normalised(qkv[:, heads * dim :][:, :dim], weights[1], 1.0)
+    torch.testing.assert_close(keys[0, 0].double(), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_what_fits_no_page_is_refused():
@@ -118,14 +150,14 @@ def a_call(name):
     return {
         "rms_norm": (rows, vector, 1e-5),
         "add_rms_norm": (rows, rows.flip(0), 0.5, vector, 1e-5),
-        "silu_and_multiply": (rows,),
+        "activate": (rows, 1, True),
         "rotate_and_store": (qkv, angles, angles, slots, *pages, None, None, 0.0),
         "paged_attention": (q, *pages, starts, lengths, table, 0.3, 0),
     }[name]
 
 
 @pytest.mark.parametrize(
-    "name", ["rms_norm", "add_rms_norm", "silu_and_multiply", "rotate_and_store", "paged_attention"]
+    "name", ["rms_norm", "add_rms_norm", "activate", "rotate_and_store", "paged_attention"]
 )
 def test_torch_compile_can_rely_on_what_an_operator_says_of_itself(name):
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")

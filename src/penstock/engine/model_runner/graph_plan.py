@@ -119,7 +119,8 @@ def _step_bytes(model: DecoderConfig, sequences: int, *, context: int, number_by
     heads = model.num_attention_heads * model.size_of_head
     kv_heads = model.key_value_heads * model.size_of_head
     # residual stream, its norm and a sum; queries, keys, values and their attention; gate, up and product
-    numbers = 3 * model.hidden_size + 3 * heads + 2 * kv_heads + 3 * model.intermediate_size
+    inner = (3 if model.family.has_gate else 2) * model.intermediate_size
+    numbers = 3 * model.hidden_size + 3 * heads + 2 * kv_heads + inner
     parts = min(_MAX_PARTS, -(-context // _SPLIT))
     attended = parts * (heads + model.num_attention_heads) * 4
     return sequences * ((numbers + model.vocab_size) * number_bytes + attended + 8 * _BINS)

@@ -241,7 +241,8 @@ class TuneConfig:
         """
         if self.adapter is None:
             return None
-        adapter = self.adapter.within(model.num_hidden_layers)
+        present = tuple(name for name in self.adapter.layers if name in model.linear_shapes)
+        adapter = replace(self.adapter, layers=present).within(model.num_hidden_layers)
         return replace(adapter, saved=self._saved(model, adapter)) if self.modules_to_save else adapter
 
     def _saved(self, model: DecoderConfig, adapter: AdapterConfig) -> tuple[str, ...]:
@@ -336,6 +337,7 @@ class TuneConfig:
         adapter = self.adapter_of(model)
         if adapter is None:
             return
+        self._check_layers(model)
         self._check_blocks(model.num_hidden_layers)
         if (rank := max([self.rank, *self.rank_pattern.values()])) > MAX_RANK:
             raise ConfigError(
@@ -365,7 +367,8 @@ class TuneConfig:
             )
         self._check_fused(model, adapter)
         shapes = {**model.linear_shapes, OUTPUT_MATRIX: (model.vocab_size, model.hidden_size)}
-        owned = [(name, adapter.of(name)) for name in (*block_layers(model.num_hidden_layers), OUTPUT_MATRIX)]
+        names = (*block_layers(model.num_hidden_layers), OUTPUT_MATRIX)
+        owned = [(name, adapter.of(name)) for name in names if name.rpartition(".")[2] in shapes]
         for name, own in sorted(owned, key=lambda pair: min(shapes[pair[0].rpartition(".")[2]])):
             kind = name.rpartition(".")[2]
             most = min(shapes[kind])
@@ -375,6 +378,19 @@ class TuneConfig:
                     f"{' x '.join(map(str, shapes[kind]))}",
                     got=own.rank,
                     fix=f"Use at most {most}; 8 to 64 are usual.",
+                )
+
+    def _check_layers(self, model: DecoderConfig) -> None:
+        """Refuse a layer that is named by itself and that the blocks do not have."""
+        for name in (self.layers,) if isinstance(self.layers, str) else self.layers:
+            if name == self.pattern:
+                continue
+            layer, *others = layers_named(name, key="tune.layers")
+            if not others and layer != OUTPUT_MATRIX and layer not in model.linear_shapes:
+                raise ConfigError(
+                    f"tune.layers names a layer that {model.model_type} models do not have",
+                    got=name,
+                    fix=f"Leave it out: their layers are {', '.join(model.linear_shapes)}.",
                 )
 
     def _check_blocks(self, num_blocks: int) -> None:
