@@ -111,6 +111,22 @@ PRESETS_PAGE = """\
 `"none"` takes away what the preset has. docs/explanation/models.md says how they are tested.
 
 """
+MODELS_PAGE = """\
+# Models that open
+
+Folders of these families open as they were downloaded, for training, tuning, evaluation and serving, on any
+number of ranks. A folder that also reads images opens as its language model. docs/explanation/models.md says
+how they are computed and tested, docs/tutorials/07-add-a-family.md how one is added.
+
+"""
+REFUSED_PAGE = """\
+
+## Models that do not open
+
+Penstock refuses every other folder, and names what its model has and Penstock lacks, by the keys of its
+`config.json`. These have no such key:
+
+"""
 HTTP = """\
 # HTTP routes
 
@@ -537,6 +553,26 @@ def presets_page() -> str:
     return PRESETS_PAGE + table(("preset", *keys.values()), rows)
 
 
+def models_page() -> str:
+    """Return the families of models that open, and those that only their name refuses."""
+    from penstock.models.families import FAMILY
+    from penstock.models.family.refused import MISSING_BY_TYPE
+    from penstock.models.presets import PRESETS
+
+    rows = []
+    for model_type in FAMILY:
+        about = importlib.import_module(f"penstock.models.family.{model_type}").__doc__ or ""
+        models, _, difference = " ".join(about.partition("\n\n")[0].split()).rstrip(".").partition(": ")
+        named = [
+            f"`{name}`" for name, values in PRESETS.items() if values.get("model_type", "llama") == model_type
+        ]
+        limits = FAMILY[model_type].limits
+        rows.append((f"`{model_type}`", models, difference or "-", limits or "-", ", ".join(named) or "-"))
+    header = ("`model_type`", "models", "the network", "not", "presets")
+    refused = [(f"`{name}`", ", ".join(lacks)) for name, lacks in sorted(MISSING_BY_TYPE.items())]
+    return MODELS_PAGE + table(header, rows) + REFUSED_PAGE + table(("`model_type`", "lacks"), refused)
+
+
 # Python
 
 
@@ -806,6 +842,7 @@ def pages() -> dict[str, str]:
     found = command_pages()
     found["reference/recipe.md"] = recipe_page()
     found["reference/corpora.md"] = corpora_page()
+    found["reference/models.md"] = models_page()
     found["reference/presets.md"] = presets_page()
     for name, (title, first, modules) in API.items():
         found[f"reference/{name}.md"] = api_page(title, first, modules)

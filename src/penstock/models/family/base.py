@@ -87,6 +87,8 @@ class Family:
 
     architecture: str
     """Class name in transformers."""
+    limits: str = ""
+    """What of the family does not open, for docs/reference/models.md."""
     own_keys: frozenset[str] = frozenset()
     """Keys of config.json that are read besides READ."""
     defaults: Mapping[str, object]

@@ -60,6 +60,7 @@ def _write(config: "DecoderConfig") -> Raw:
 
 FAMILY = Family(
     architecture="GraniteMoeHybridForCausalLM",
+    limits="sizes with experts or Mamba layers",
     own_keys=FACTORS
     | {
         "attention_bias", "shared_intermediate_size", "num_local_experts", "layer_types", "layers_block_type",

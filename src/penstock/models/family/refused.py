@@ -68,7 +68,7 @@ _BY_KEY: tuple[tuple[str, Callable[[Raw], bool]], ...] = (
 
 _POST = "norms behind attention and feed-forward"
 _ONE_PLUS = "norms whose weights are stored less 1"
-_BY_TYPE: Mapping[str, tuple[str, ...]] = {
+MISSING_BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "cpmant": ("positions of segments",),
     "diffllama": ("differential attention",),
     "emu3_text_model": ("images as tokens",),
@@ -106,7 +106,8 @@ def missing_parts(raw: Raw) -> list[str]:
     ['experts', 'latent attention']
     """
     found = [name for name, has in _BY_KEY if has(raw)]
-    return [*found, *(name for name in _BY_TYPE.get(str(raw.get("model_type")), ()) if name not in found)]
+    by_type = MISSING_BY_TYPE.get(str(raw.get("model_type")), ())
+    return [*found, *(name for name in by_type if name not in found)]
 
 
 def _nested(rule: object) -> bool:
