@@ -110,15 +110,18 @@ def build_optimizer(
     learned = [(name, p, kind) for name, p, kind in parameter_kinds(model) if p.requires_grad]
     storage = STORAGES[weights]
     assert all(p.dtype == storage.dtype for _, p, _ in learned), weights
-    matrices = [(name, p) for name, p, kind in learned if kind.name == "matrix"]
-    inner = [(name, p) for name, p in matrices if name.startswith("layers.")]
-    outer = [(name, p) for name, p in matrices if not name.startswith("layers.")]
-    vectors = [(name, p) for name, p, kind in learned if kind.name != "matrix"]
-    rest = "adamw" if config.rule == "muon" else config.rule
-    groups = [
-        _group(config.rule, inner, config, decay=config.weight_decay),
-        _group(rest, outer, config, decay=config.weight_decay),
-        _group(rest, vectors, config, decay=0.0),
+    is_muon = config.rule == "muon"
+    matrices = {name for name, _, kind in learned if kind.name == "matrix"}
+    inner = {name for name in matrices if is_muon and name.startswith("layers.")}
+    vectors = {name for name, _, _ in learned} - matrices
+    rest, decay = "adamw" if is_muon else config.rule, config.weight_decay
+    groups = [  # as few as possible: the kernels of a group are launched together
+        _group(rule, [(name, p) for name, p, _ in learned if name in names], config, decay=decay)
+        for rule, names, decay in (
+            (config.rule, inner, decay),
+            (rest, matrices - inner, decay),
+            (rest, vectors, 0.0),
+        )
     ]
     return Optimizer([group for group in groups if group["named"]], storage=storage, seed=seed)
 

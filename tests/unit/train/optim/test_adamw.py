@@ -27,6 +27,7 @@ def test_matrices_are_decayed_and_norms_and_biases_are_not() -> None:
     optimizer = build_optimizer(model, OptimConfig(weight_decay=0.25))
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert len(decay) == len(list(model.parameters()))
+    assert len(optimizer.param_groups) == 2, "each group launches kernels of its own"
     for name, parameter in model.named_parameters():
         one_dimensional = name.endswith("bias") or "norm" in name
         assert decay[id(parameter)] == (0.0 if one_dimensional else 0.25), name
