@@ -1,6 +1,7 @@
 """Answers of the engine against transformers in float64; the same with and without what only saves time."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -122,6 +123,30 @@ def test_greedy_answers_in_float32_are_those_of_generate(folder, exact, requests
             max_new_tokens=request.max_tokens,
         )
         assert tokens == out[0, prompt.shape[1] :].tolist()
+
+
+def test_answers_of_a_batch_invariant_engine_have_the_same_bits_alone(folder, requests, device):
+    """Tokens and log-probabilities in bfloat16, of a step that is full and of one that is not."""
+    asked = [replace(one, sampling=Sampling(num_logprobs=0, seed=i)) for i, one in enumerate(requests)]
+    config = EngineConfig(
+        device=str(device), max_sequences=4, cache_gib=0.05, weights="bfloat16", batch_invariant=True,
+        prefix_caching=False,
+    )  # fmt: skip
+    engine = build_engine(folder, config)
+
+    def bits_of(some):
+        ids = [engine.add(request) for request in some]
+        found = {request_id: [] for request_id in ids}
+        while engine.has_work:
+            for piece in engine.step():
+                found[piece.request_id] += [(each.token, each.logprob) for each in piece.logprobs]
+        return list(found.values())
+
+    together = bits_of(asked)
+    alone = [bits_of([request])[0] for request in asked]
+    engine.close()
+    assert all(together), "each answer has log-probabilities"
+    assert together == alone
 
 
 def test_prompts_that_begin_alike_are_computed_once_and_answered_as_before(folder, exact, device, is_tiny):

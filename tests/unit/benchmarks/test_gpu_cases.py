@@ -75,3 +75,12 @@ def test_a_case_that_is_not_there_is_refused_with_the_nearest(text, said):
 def test_a_command_that_is_not_there_is_refused():
     with pytest.raises(Unfit, match=r"There is no part 'fast'\. Parts: speed, rest\."):
         of_command("fast")
+
+
+def test_what_docs_limits_says_is_not_measured_has_rows_that_measure_it():
+    page = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
+    table = page.partition("## Not measured on a GPU")[2].partition("## ")[0]
+    lists = re.findall(r"\| `([\w,-]+)`", table)
+    assert len(lists) >= 9
+    for text in lists:
+        assert named(text), text
