@@ -9,7 +9,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.core import clock
@@ -109,10 +109,22 @@ def check(table: Table) -> int:
             (KIT, table.kit_sources, "null-gpu-kit"),
         )
     ]
+    if (of_kit := newest(RESULTS, KIT)) is not None:
+        problems += [f"{of_kit[0]}: {row}. Mend it, then: make null-gpu-kit." for row in crashes(of_kit[1])]
     for problem in filter(None, problems):
         print(problem, file=sys.stderr)
     found = newest(RESULTS, COUNTS)
     return 1 if any(problems) or found is None else _report(table, found[1])
+
+
+def crashes(result: Mapping[str, Any]) -> list[str]:
+    """Return the rows of the GPU kit that failed, each with its reason.
+
+    >>> crashes({"parts": {"serving": {"rows": [{"name": "a", "status": "failed", "why": "no b"}]}}})
+    ['a failed: no b']
+    """
+    rows = [row for part in result["parts"].values() for row in part["rows"]]
+    return [f"{row['name']} failed: {row['why']}" for row in rows if row["status"] == "failed"]
 
 
 def kit(table: Table, arguments: Sequence[str]) -> int:
