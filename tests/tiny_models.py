@@ -50,6 +50,16 @@ SHAPE = {
 }
 
 
+def longrope(frequencies: int) -> dict[str, Any]:  # Any: JSON
+    """Return a rule that slows each frequency by a factor of its own."""
+    steps = range(frequencies)
+    return {
+        "type": "longrope",
+        "short_factor": [1 + 0.1 * step for step in steps],
+        "long_factor": [1.5 + 0.5 * step for step in steps],
+    }
+
+
 def of_every_family(**shape: Any) -> dict[str, PreTrainedConfig]:  # Any: of whatever type the field is
     """Return name -> configuration, all of this shape."""
     granite = {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 4.0}
@@ -72,6 +82,13 @@ def of_every_family(**shape: Any) -> dict[str, PreTrainedConfig]:  # Any: of wha
         "ministral": MinistralConfig(**shape, **in_turn, head_dim=16),
         "cwm": CwmConfig(**{**shape, "bos_token_id": 0}, head_dim=8, sliding_window=7),
         "phi3": Phi3Config(**shape, sliding_window=7, partial_rotary_factor=0.5),
+        "phi4-mini": Phi3Config(
+            **shape,
+            partial_rotary_factor=0.5,
+            tie_word_embeddings=True,
+            original_max_position_embeddings=2,  # every text is longer: transformers never changes divisors
+            rope_scaling=longrope(shape["hidden_size"] // shape["num_attention_heads"] // 4),
+        ),
         "granite4": GraniteMoeHybridConfig(**shape, **granite, **dense, layer_types=["attention"] * layers),
         "helium": HeliumConfig(**shape, head_dim=shape["hidden_size"] // shape["num_attention_heads"]),
         "ernie": Ernie4_5Config(**shape, head_dim=16, use_bias=True),

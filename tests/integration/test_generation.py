@@ -73,6 +73,24 @@ def test_greedy_answers_equal_those_of_transformers(pair):
     assert [list(found.token_ids) for found in together] == expected
 
 
+@pytest.mark.parametrize("max_context", [40, 41])
+def test_a_server_chooses_the_divisors_of_longrope_by_its_longest_text(max_context, tmp_path):
+    config = CONFIGS["phi4-mini"]
+    rule = {**config.rope_parameters, "original_max_position_embeddings": 40}
+    torch.manual_seed(0)
+    theirs = AutoModelForCausalLM.from_config(
+        type(config)(**SMALL, original_max_position_embeddings=40, rope_parameters=rule)
+    ).eval()
+    prompt = list(range(100, 100 + max_context - 1))
+    with torch.no_grad():  # of a text that is as long as the server allows
+        expected = theirs(torch.tensor([[*prompt, 0]])).logits[0].log_softmax(-1)
+    with LLM(saved(theirs, tmp_path), replace(SMALL_ENGINE, max_context=max_context)) as ours:
+        params = Params(sampling=GREEDY, max_tokens=1, num_prompt_logprobs=1)
+        (found,) = ours.generate([prompt], params)
+    for row, one in enumerate(found.prompt_logprobs[1:]):
+        assert one.logprob == pytest.approx(expected[row, prompt[row + 1]].item(), abs=1e-4)
+
+
 def test_the_logprobs_of_a_prompt_are_those_of_transformers(pair):
     theirs, ours = pair
     params = Params(sampling=GREEDY, max_tokens=3, num_prompt_logprobs=2)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.tiny_models import of_every_family
+from tests.tiny_models import longrope, of_every_family
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -32,7 +32,7 @@ from penstock.core.config import build
 from penstock.core.errors import ModelError, UsageError
 from penstock.models import FAMILIES
 from penstock.models.decoder.config import DecoderConfig as OurConfig
-from penstock.models.family.config_json import config_json
+from penstock.models.family.config_json import config_json, config_of
 from penstock.models.presets import PRESETS
 
 SMALL = {
@@ -124,6 +124,23 @@ CONFIGS = {
     "phi3-window-and-part": Phi3Config(
         **{**SMALL, "num_key_value_heads": 3}, **NO_SPECIAL, sliding_window=9, partial_rotary_factor=0.75
     ),
+    "phi3-longrope": Phi3Config(
+        **SMALL, **NO_SPECIAL, original_max_position_embeddings=24, rope_scaling=longrope(4)
+    ),
+    "phi3-longrope-part": Phi3Config(
+        **{**SMALL, "num_attention_heads": 3, "num_key_value_heads": 1},
+        **NO_SPECIAL,
+        original_max_position_embeddings=24,
+        rope_scaling={**longrope(6), "attention_factor": 1.3, "factor": 3.0},
+        partial_rotary_factor=0.75,
+    ),
+    "llama-longrope": LlamaConfig(
+        **SMALL,
+        rope_parameters={
+            **rope("longrope", factor=3.0, original_max_position_embeddings=24),
+            **{name: longrope(4)[name] for name in ("short_factor", "long_factor")},
+        },
+    ),
     "granite4": GraniteMoeHybridConfig(**SMALL, **GRANITE_4, position_embedding_type="rope"),
     "granite4-no-positions": GraniteMoeHybridConfig(**SMALL, **GRANITE_4, attention_bias=True),
     "helium": HeliumConfig(**SMALL, head_dim=8),
@@ -212,6 +229,31 @@ def test_a_preset_is_the_same_model_in_transformers(name):
         for name, parameter in ours.named_parameters()
     }
     assert shapes == {name: parameter.shape for name, parameter in theirs.named_parameters()}
+
+
+@pytest.mark.parametrize("name", ["phi3-longrope", "phi3-longrope-part", "llama-longrope"])
+def test_longrope_equals_transformers_up_to_the_original_context_and_beyond(name, tmp_path):
+    torch.manual_seed(1)
+    theirs = AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
+    theirs.save_pretrained(tmp_path)
+    ours = load_pretrained(tmp_path)
+    found = {}
+    with torch.no_grad():
+        for longest in (24, 25):
+            ours.limit_texts(longest)
+            found[longest] = ours(IDS[:, :longest])
+            expected = theirs(IDS[:, :longest]).logits
+            torch.testing.assert_close(found[longest], expected, rtol=0, atol=1e-5)
+    assert (found[24] - found[25][:, :24]).abs().max() > 1e-2
+
+
+def test_the_first_spellings_of_longrope_are_read():
+    raw = CONFIGS["phi3-longrope"].to_dict() | {"rope_parameters": None}
+    rule = {key: longrope(4)[key] for key in ("short_factor", "long_factor")}
+    expected = config_of({**raw, "rope_scaling": {"type": "longrope", **rule}})
+    assert expected.rope_scaling.factor == 64 / 24
+    for kind in ("su", "yarn"):
+        assert config_of({**raw, "rope_scaling": {"type": kind, **rule}}) == expected
 
 
 @pytest.fixture
@@ -309,7 +351,11 @@ def test_a_family_that_is_not_supported_is_named_with_those_that_are(llama, mode
     [
         ({"hidden_act": "gelu"}, "hidden_act must be silu.*computes llama with that activation only"),
         ({"quantization_config": {"bits": 4}}, "Quantised"),
-        ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "rope_type.*longrope"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}},
+            "longrope: short_factor must be a list of numbers",
+        ),
+        ({"rope_parameters": {"rope_type": "longrun", "factor": 2.0}}, "rope_type.*longrun.*longrope"),
         ({"partial_rotary_factor": 0.5}, r"llama models rotate whole heads.*got 0.5\)"),
         (
             {

@@ -95,6 +95,7 @@ def recipe_of(corpus, folder, *, model=LLAMA, steps=STEPS, rows=None, **parallel
 def plain_loop(recipe: TrainConfig) -> tuple[list[float], dict[str, torch.Tensor], float]:
     """Return the losses of all steps, the gradients of the first, before clipping, and the held-out loss."""
     model = Decoder(DecoderConfig(**{f: getattr(recipe.model, f) for f in recipe.model.__dataclass_fields__}))
+    model.limit_texts(recipe.data.longest)
     init_weights(model, seed=recipe.run.seed)
     optim = recipe.optim
     matrices = [p for p in model.parameters() if p.ndim > 1]
@@ -212,6 +213,17 @@ FAMILIES = {
     "mistral": {"model_type": "mistral", "sliding_window": 5},
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3", "head_dim": 16},
+    "phi3": {
+        "model_type": "phi3",
+        "max_position_embeddings": 64,  # rows of 24 are within the original context
+        "rope_scaling": {
+            "rope_type": "longrope",
+            "factor": 2.0,
+            "original_max_position_embeddings": 32,
+            "short_factor": [1.0, 1.2, 1.4, 1.6],
+            "long_factor": [4.0, 5.0, 6.0, 7.0],
+        },
+    },
     "smollm3": {"model_type": "smollm3", "layer_rope_theta": [0.0, 10_000.0]},
     "olmo2": {"model_type": "olmo2"},
     "glm4": {"model_type": "glm4", "attention_bias": True, "partial_rotary_factor": 0.5},

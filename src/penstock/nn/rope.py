@@ -26,6 +26,7 @@ def rope_tables(
     head_dim: int,
     rule: RopeRule,
     max_positions: int,
+    longest_text: int,
     dtype: torch.dtype,
 ) -> tuple[Float[Tensor, "batch 1 seq head_dim"], Float[Tensor, "batch 1 seq head_dim"]]:
     """Return cosines and sines for each position, ready to broadcast over heads.
@@ -35,12 +36,18 @@ def rope_tables(
         rule: base, scaling, and part of a head that is rotated. Half of the rotated dimensions lie at its
             beginning and half at its middle; the others are multiplied by 1 and 0.
         max_positions: context length in tokens, read by the dynamic rule.
+        longest_text: tokens of the longest text of a run or server, read by longrope.
         dtype: dtype of the result; the angles themselves are always float32.
     """
     with torch.no_grad():
         rotated = int(head_dim * rule.rotated)
         frequencies, factor = rope_frequencies(
-            positions, head_dim=rotated, theta=rule.theta, scaling=rule.scaling, max_positions=max_positions
+            positions,
+            head_dim=rotated,
+            theta=rule.theta,
+            scaling=rule.scaling,
+            max_positions=max_positions,
+            longest_text=longest_text,
         )
         angles = positions[:, None, :, None].float() * frequencies
         cosines, sines = angles.cos(), angles.sin()
@@ -96,6 +103,7 @@ def rope_frequencies(
     theta: float,
     scaling: RopeScaling | None,
     max_positions: int,
+    longest_text: int,
 ) -> tuple[Float[Tensor, "half"], float]:
     """Return radians per position, [head_dim / 2] float32, and the factor on cosines and sines.
 
@@ -112,6 +120,8 @@ def rope_frequencies(
         return 1.0 / (base**exponents), 1.0
     if scaling.rope_type == "llama3":
         return _llama3(1.0 / (theta**exponents), scaling), 1.0
+    if scaling.rope_type == "longrope":
+        return _longrope(theta**exponents, scaling, longest_text)
     return _yarn(theta**exponents, head_dim, theta=theta, scaling=scaling), _yarn_factor(scaling)
 
 
@@ -134,6 +144,16 @@ def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     mixed = (1 - smooth) * scaled / scaling.factor + smooth * scaled
     is_between = (wavelengths >= context / high) & (wavelengths <= context / low)
     return torch.where(is_between, mixed, scaled)
+
+
+def _longrope(periods: Tensor, scaling: RopeScaling, longest_text: int) -> tuple[Tensor, float]:
+    context = scaling.original_max_position_embeddings
+    assert context is not None, scaling
+    divisors = scaling.long_factor if longest_text > context else scaling.short_factor
+    factor = scaling.attention_factor
+    if factor is None:
+        factor = math.sqrt(1 + math.log(scaling.factor) / math.log(context)) if scaling.factor > 1 else 1.0
+    return 1.0 / (periods.new_tensor(divisors) * periods), factor
 
 
 def _yarn(periods: Tensor, head_dim: int, *, theta: float, scaling: RopeScaling) -> Tensor:

@@ -1,25 +1,28 @@
 """Settings that extend rotary position embeddings beyond the trained context; no torch.
 
-Four published rules, with the field names of Hugging Face's `rope_parameters`:
+Five published rules, with the field names of Hugging Face's `rope_parameters`:
 
 - linear: positions divided by `factor` (Chen et al., "Extending context window of large language
   models via positional interpolation", arXiv:2306.15595);
 - dynamic: the base grows with the longest position beyond the context ("NTK-aware", 2023);
 - yarn: per-frequency mix of the two and a temperature (Peng et al., arXiv:2309.00071);
-- llama3: the rule of Llama 3.1, which leaves high frequencies unchanged.
+- llama3: the rule of Llama 3.1, which leaves high frequencies unchanged;
+- longrope: a divisor of its own for each frequency, of two sets: one for texts up to the original context and
+  one for longer texts (Ding et al., "LongRoPE", arXiv:2402.13753).
 """
 
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
+from math import inf
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
 from penstock.core.checks import is_number
 from penstock.core.errors import ConfigError, ModelError, nearest
 
-RopeType = Literal["linear", "dynamic", "yarn", "llama3"]
+RopeType = Literal["linear", "dynamic", "yarn", "llama3", "longrope"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +34,14 @@ class RopeScaling:
     factor: float
     """Context after scaling divided by context before, at least 1."""
     original_max_position_embeddings: int | None = None
-    """Tokens of context before scaling; needed by yarn and llama3."""
+    """Tokens of context before scaling; needed by yarn, llama3 and longrope."""
     low_freq_factor: float | None = None
     """llama3: wavelengths above original context / this are divided by `factor`."""
     high_freq_factor: float | None = None
     """llama3: wavelengths below original context / this are unchanged."""
     attention_factor: float | None = None
-    """yarn: factor on cosines and sines; unset: 0.1 ln(factor) + 1, as the paper recommends."""
+    """yarn and longrope: factor on cosines and sines. Unset: 0.1 ln(factor) + 1 for yarn, and
+    sqrt(1 + ln(factor) / ln(original_max_position_embeddings)) for longrope."""
     beta_fast: float | None = None
     """yarn: rotations over the original context above which a frequency is unchanged; unset: 32."""
     beta_slow: float | None = None
@@ -48,6 +52,10 @@ class RopeScaling:
     """yarn as in DeepSeek: denominator of the attention factor."""
     truncate: bool | None = None
     """yarn: round the mixing range to whole frequencies; unset: yes."""
+    short_factor: tuple[float, ...] | None = None
+    """longrope: divisor of each frequency where no text is longer than the original context."""
+    long_factor: tuple[float, ...] | None = None
+    """longrope: divisor of each frequency where texts may be longer than the original context."""
 
     def __post_init__(self) -> None:
         """Check the fields; raise ConfigError for a number out of range, a missing field or another rule's
@@ -63,6 +71,10 @@ class RopeScaling:
                 raise ConfigError(
                     f"rope_scaling.{name} has no meaning for {self.rope_type}", got=getattr(self, name)
                 )
+        for name in ("short_factor", "long_factor"):
+            for divisor in getattr(self, name) or ():
+                if not 0 < divisor < inf:
+                    raise ConfigError(f"rope_scaling.{name} must have positive numbers", got=divisor)
         low, high = self.low_freq_factor, self.high_freq_factor
         if low is not None and high is not None and high <= low:
             raise ConfigError("rope_scaling.high_freq_factor must exceed low_freq_factor", got=(low, high))
@@ -71,11 +83,13 @@ class RopeScaling:
 _YARN = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
 _ORIGINAL = "original_max_position_embeddings"
 _ROTATED = "partial_rotary_factor"
+_DIVISORS = ("short_factor", "long_factor")
 _FIELDS: dict[RopeType, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "linear": ((), ()),
     "dynamic": ((), ()),
     "yarn": ((_ORIGINAL,), _YARN),
     "llama3": ((_ORIGINAL, "low_freq_factor", "high_freq_factor"), ()),
+    "longrope": ((_ORIGINAL, *_DIVISORS), ("attention_factor",)),
 }
 
 
@@ -100,7 +114,12 @@ class RopeRule:
     """Part of each head that is rotated (`partial_rotary_factor`)."""
 
 
-def read_rope(raw: Mapping[str, Any], *, default: Mapping[str, object] = MappingProxyType({})) -> RopeRule:
+def read_rope(
+    raw: Mapping[str, Any],
+    *,
+    default: Mapping[str, object] = MappingProxyType({}),
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> RopeRule:
     """Read the rotary embedding of a `config.json`, as transformers 4 or 5 writes it.
 
     The rule is `rope_scaling` if there is one, else `rope_parameters`. Its base precedes a `rope_theta`
@@ -109,6 +128,7 @@ def read_rope(raw: Mapping[str, Any], *, default: Mapping[str, object] = Mapping
     Args:
         default: rule of the family, where config.json has none; its base and its part of a head also complete
             a rule that lacks them.
+        names: rules that the family calls by another name.
 
     Raises:
         ModelError: an unsupported rule, an unknown key, or a number out of range.
@@ -121,9 +141,7 @@ def read_rope(raw: Mapping[str, Any], *, default: Mapping[str, object] = Mapping
     if raw.get("rope_parameters") is None and not scaling:
         _check_outer_theta(raw, default)
         found = dict(default)
-    rule = found.get("rope_type") or found.get("type") or "default"
-    if not isinstance(rule, str) or rule not in ("default", *_FIELDS):
-        raise ModelError("Unknown rope_type", got=rule, fix=nearest(str(rule), ["default", *_FIELDS]))
+    rule = _kind(found, names)
     own = {"factor", *chain(*_FIELDS[rule])} if rule in _FIELDS else ROPE_KEYS
     foreign = sorted(key for key in found.keys() - own - _OF_ANY_RULE if found[key] is not None)
     if foreign:
@@ -141,15 +159,41 @@ def read_rope(raw: Mapping[str, Any], *, default: Mapping[str, object] = Mapping
         given["truncate"] = bool(found["truncate"])
     if _ORIGINAL in own:
         given[_ORIGINAL] = raw.get(_ORIGINAL) or given.get(_ORIGINAL) or raw.get("max_position_embeddings")
+    if rule == "longrope":
+        given = _with_divisors(given, raw, where)
     if "factor" not in given:
         raise ModelError(f"{where} of {rule} has no factor", fix="Add the factor of the trained model.")
-    for name in given.keys() - {"truncate"}:
+    for name in given.keys() - {"truncate", *_DIVISORS}:
         _number(name, given[name])
     try:
         scaled = RopeScaling(rope_type=cast(RopeType, rule), **given)
     except ConfigError as error:
         raise ModelError(f"config.json describes no model that can be built: {error}") from error
     return RopeRule(theta=theta, scaling=scaled, rotated=rotated)
+
+
+def _kind(found: Mapping[str, Any], names: Mapping[str, str]) -> str:  # Any: JSON
+    """Return the kind of a rule; raise ModelError for an unknown one."""
+    given = found.get("rope_type") or found.get("type") or "default"
+    kind = names.get(given, given) if isinstance(given, str) else given
+    if kind not in ("default", *_FIELDS):
+        raise ModelError("Unknown rope_type", got=kind, fix=nearest(str(kind), ["default", *_FIELDS]))
+    return cast(str, kind)
+
+
+def _with_divisors(
+    given: Mapping[str, Any], raw: Mapping[str, Any], where: str
+) -> dict[str, Any]:  # Any: JSON
+    """Return the fields of longrope, with the factor that follows from two lengths where it is not given."""
+    divisors: dict[str, tuple[float, ...]] = {}
+    for name in _DIVISORS:
+        numbers = given.get(name)
+        if not isinstance(numbers, list) or not all(map(is_number, numbers)):
+            raise ModelError(f"{where} of longrope: {name} must be a list of numbers", got=numbers)
+        divisors[name] = tuple(numbers)
+    original, context = given[_ORIGINAL], raw.get("max_position_embeddings")
+    ratio = _number("max_position_embeddings", context) / max(_number(_ORIGINAL, original), 1.0)
+    return {"factor": max(ratio, 1.0), **given, **divisors}
 
 
 def _check_outer_theta(raw: Mapping[str, Any], default: Mapping[str, object]) -> None:
@@ -211,7 +255,8 @@ def write_rope(theta: float, scaling: RopeScaling | None, *, rotated: float | No
     """
     rule: dict[str, Any] = {"rope_type": "default"}
     if scaling is not None:
-        rule = {name: value for name, value in asdict(scaling).items() if value is not None}
+        given = {name: value for name, value in asdict(scaling).items() if value is not None}
+        rule = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
     part = {} if rotated is None else {_ROTATED: rotated}
     return {
         "rope_theta": theta,

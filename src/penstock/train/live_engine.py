@@ -297,6 +297,7 @@ def _empty_model(config: TrainConfig, world: World, *, copies: int) -> Decoder:
     with unfilled():
         model = FAMILIES[config.model.model_type](config.model)
     model = cast(Decoder, model).to(getattr(torch, config.compute)).requires_grad_(False)
+    model.limit_texts(config.data.longest)
     needed = sum(parameter.nbytes for parameter in model.parameters())
     if accelerator.is_accelerator(world.device):
         accelerator.free_cache()

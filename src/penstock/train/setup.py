@@ -73,6 +73,7 @@ from penstock.train.tune.corpus_pass import Pass
 from penstock.train.turn_ends import turn_ends
 
 if TYPE_CHECKING:
+    from penstock.models.decoder.model import Decoder
     from penstock.parallel.ethernet.scheduler import Ethernet
 
 log = logging.getLogger(__name__)
@@ -92,8 +93,9 @@ def build_model(
         The model, or this rank's pipeline stages, and how it was parallelised.
     """
     with unfilled():
-        model: nn.Module = FAMILIES[config.model.model_type](config.model)
-    model.choose = partial(choose_kernel, kernels=kernels)  # type: ignore[assignment]  # not a module
+        model: Decoder = FAMILIES[config.model.model_type](config.model)
+    model.limit_texts(config.data.longest)
+    model.choose = partial(choose_kernel, kernels=kernels)  # not a module
     compute, stored = getattr(torch, config.compute), STORAGES[config.precision.weights].dtype
     model.to(stored if config.adapter is None else compute)  # frozen weights need no more precision
     spread = apply(

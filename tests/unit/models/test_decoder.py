@@ -213,6 +213,18 @@ def test_a_recipe_builds_a_config_and_reads_its_own_dump():
             {"model_type": "smollm3", "layer_rope_theta": (0.0, 500.0)},
             r"layer_rope_theta must be 0 or rope_theta 10000 in smollm3 models \(got \[500",
         ),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "longrope",
+                    "factor": 2.0,
+                    "original_max_position_embeddings": 8,
+                    "short_factor": [1.0] * 4,
+                    "long_factor": [1.0] * 3,
+                },
+            },
+            r"long_factor must have a number for each of the 4 frequencies \(got '3 numbers'",
+        ),
         ({"layer_rope_theta": (0.0, 1e4)}, "not supported by llama models.*Set model_type to smollm3"),
         ({"model_type": "mixtral"}, r"no such choice \(got 'mixtral'\). Known: cwm, ernie4_5, glm, granite"),
         ({"attention_bias": True, "model_type": "qwen2"}, "not supported by qwen2 models"),

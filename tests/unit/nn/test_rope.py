@@ -15,6 +15,7 @@ def tables(positions, *, dtype=torch.float64, scaling=None, max_positions=64):
         head_dim=8,
         rule=RopeRule(theta=10_000.0, scaling=scaling, rotated=1.0),
         max_positions=max_positions,
+        longest_text=max_positions,
         dtype=dtype,
     )
 
@@ -51,6 +52,17 @@ def test_the_dynamic_rule_changes_nothing_within_the_context():
         ({"rope_type": "linear", "factor": 0.5}, "factor must be at least 1"),
         ({"rope_type": "linear", "factor": 2.0, "beta_fast": 3.0}, "beta_fast has no meaning for linear"),
         ({"rope_type": "yarn", "factor": 2.0}, "original_max_position_embeddings is needed by yarn"),
+        (
+            {
+                "rope_type": "longrope",
+                "factor": 2.0,
+                "original_max_position_embeddings": 8,
+                "short_factor": [1.0],
+                "long_factor": [0.0],
+            },
+            "long_factor must have positive numbers",
+        ),
+        ({"rope_type": "longrope", "factor": 2.0}, "is needed by longrope"),
         ({"rope_type": "cubic", "factor": 2.0}, "no such choice"),
     ],
 )

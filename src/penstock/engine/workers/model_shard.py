@@ -134,6 +134,7 @@ def part_of(
     """
     check_batch_invariant(config, whole, device)
     has_head = model.config.tie_word_embeddings or model.unembed is not None
+    model.limit_texts(min(config.max_context or model.longest_text, model.longest_text))
     floats, matrices = chosen(config.weights, model.norm.weight)
     convert(model, floats)
     dtype = model.norm.weight.dtype

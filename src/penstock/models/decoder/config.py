@@ -158,6 +158,14 @@ class DecoderConfig:
         for base in bases or ():
             if not 0 <= base < inf:
                 raise ConfigError("layer_rope_theta must have positive numbers, or 0", got=base)
+        scaling, frequencies = self.rope_scaling, self.rotated_dims // 2
+        for name in ("short_factor", "long_factor"):
+            divisors = None if scaling is None else getattr(scaling, name)
+            if divisors is not None and len(divisors) != frequencies:
+                raise ConfigError(
+                    f"rope_scaling.{name} must have a number for each of the {frequencies} frequencies",
+                    got=f"{len(divisors)} numbers",
+                )
         if self.scaled_layers is not None and self.rope_scaling is None:
             raise ConfigError(
                 "scaled_layers needs rope_scaling", got=self.scaled_layers, fix="Set rope_scaling."

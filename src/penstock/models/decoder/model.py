@@ -6,6 +6,7 @@ output matrix belong to the root. A tied output matrix is not a second parameter
 so there are no two copies to keep equal when sharding or saving.
 """
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ import torch
 from jaxtyping import Float, Int, Int32, Int64
 from torch import Tensor, nn
 
+from penstock.core.log import Event
 from penstock.models.decoder.config import DecoderConfig
 from penstock.nn.attention import Attend, GroupedQueryAttention, LayerCache, Rope
 from penstock.nn.head import OutputHead
@@ -25,6 +27,8 @@ from penstock.nn.mlp import FeedForward
 from penstock.nn.new_rows import rows_of
 from penstock.nn.norm import RMSNorm
 from penstock.nn.rope import rope_tables
+
+log = logging.getLogger(__name__)
 
 MicroBatches = tuple[Tensor, ...]
 """One tensor per micro-batch."""
@@ -116,6 +120,8 @@ class Decoder(nn.Module):
         """Rotary embeddings of the layers, each once."""
         self.rope_of = tuple(map(self.rope_rules.index, config.layer_rope))
         """Index of each layer's rotary embedding in `rope_rules`."""
+        self.longest_text = config.context
+        """Tokens of the longest text, as `limit_texts` says."""
         self.embedding_multiplier = config.embedding_factor
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
@@ -261,6 +267,28 @@ class Decoder(nn.Module):
         writes_residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
         return 0.02 / math.sqrt(2 * self.config.num_hidden_layers) if writes_residual else 0.02
 
+    def limit_texts(self, longest: int) -> None:
+        """Say how many tokens the longest text of a run or server has; at first it is the whole context.
+
+        It chooses the divisors of longrope, for all texts. transformers chooses them in each forward pass:
+        when an answer grows past the original context, the keys in its cache have other angles than the new.
+        """
+        self.longest_text = longest
+        for scaling in {rule.scaling for rule in self.rope_rules}:
+            if scaling is not None and scaling.rope_type == "longrope":
+                original = scaling.original_max_position_embeddings
+                assert original is not None, scaling
+                log.info(
+                    Event(
+                        "longrope",
+                        "Texts have up to {longest:,} tokens and the original context {original:,}: the "
+                        "{divisors} divisors of longrope apply to all texts",
+                        longest=longest,
+                        original=original,
+                        divisors="long" if longest > original else "short",
+                    )
+                )
+
     def ropes(
         self,
         positions: Int[Tensor, "batch seq"],
@@ -277,6 +305,7 @@ class Decoder(nn.Module):
                     head_dim=self.config.size_of_head,
                     rule=rule,
                     max_positions=self.config.max_position_embeddings,
+                    longest_text=self.longest_text,
                     dtype=dtype,
                 ),
                 *keys,

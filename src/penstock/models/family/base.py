@@ -96,6 +96,8 @@ class Family:
     nothing at this value."""
     default_rope: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     """`rope_parameters` of transformers' class where config.json has none."""
+    rope_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Rules of rotary scaling that the family calls by another name: its name -> `RopeType`."""
     ignored: frozenset[str] = BOOKKEEPING
     """Keys of config.json that are harmless at any value."""
     settings: frozenset[str] = frozenset()

@@ -49,7 +49,7 @@ def config_of(raw: Mapping[str, Any], *, ignored_keys: Collection[str] = ()) -> 
             got=raw["hidden_act"],
             fix=f"Penstock computes {model_type} with that activation only.",
         )
-    rope = read_rope(raw, default=family.default_rope)
+    rope = read_rope(raw, default=family.default_rope, names=family.rope_names)
     known_names = {field.name for field in fields(DecoderConfig)} & (family.keys - {"partial_rotary_factor"})
     values = {name: raw[name] for name in known_names if name in raw}
     values |= {"rope_theta": rope.theta, "rope_scaling": rope.scaling}
@@ -153,10 +153,10 @@ def config_json(config: DecoderConfig) -> dict[str, Any]:  # Any: JSON
         "num_key_value_heads": config.key_value_heads,
         "head_dim": config.size_of_head,
         "hidden_act": config.family.activation_names[0],
-        **write_rope(config.rope_theta, config.rope_scaling, rotated=rotated),
     }
     for name in NEUTRAL.keys() - config.family.own_keys:
         del values[name]
+    values |= write_rope(config.rope_theta, config.rope_scaling, rotated=rotated)
     if ignored := values.pop("ignored_keys"):
         values[IGNORED_KEYS] = list(ignored)
     if "attention_multiplier" in values:

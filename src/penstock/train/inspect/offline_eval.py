@@ -152,6 +152,7 @@ def scores_of(opened: OpenedModel, heldout: Heldout, *, on_rows: Callable[[int],
     if heldout.token_bytes is None and opened.tokenizer is not None:
         heldout = replace(heldout, token_bytes=token_bytes(opened.tokenizer))
 
+    opened.model.limit_texts(heldout.loader.sequence_length)
     rows = min(max(1, _PASS_TOKENS // heldout.loader.sequence_length), heldout.rows)
     sums = score_rows(opened.model, heldout, device=opened.device, rows=rows, on_rows=on_rows)
     return {

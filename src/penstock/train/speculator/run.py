@@ -65,6 +65,7 @@ def train_speculator(
             CorpusError: the corpus does not exist, or has token ids outside the vocabulary.
     """
     check(base, out, training)
+    base.limit_texts(max(training.sequence_length, training.prompt_tokens + training.own_tokens))
     speculator = new_speculator(base, training)
     optimizer = build_optimizer(
         speculator, OptimConfig(learning_rate=training.learning_rate), seed=training.seed

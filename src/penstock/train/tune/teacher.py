@@ -73,6 +73,7 @@ def teach(
     known = min(model.config.vocab_size, corpus.manifest.vocab_size)
     if not 1 <= k <= known:
         raise UsageError(f"--top-k must be from 1 to the vocabulary of {known:,}", got=k)
+    model.limit_texts(length)
     if out.exists():
         raise UsageError(f"{out} exists", fix="Name a folder that does not, with --out.")
     entries = [
