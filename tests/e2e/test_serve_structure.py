@@ -131,7 +131,7 @@ def test_of_the_allowed_tools_alone_one_is_called_and_the_model_is_told_of_all(c
         ),
         (
             {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}, "strict": True}},
-            "got 'not at #'",
+            "got 'not at response_format.json_schema.schema'",
         ),
         (
             {"type": "json_schema", "json_schema": {"name": "x", "schema": {"maximum": 3 * 2**90}}},
@@ -177,7 +177,7 @@ def test_an_end_that_is_to_be_ignored_does_not_go_with_a_grammar(client):
 
 
 LOOSE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
-PATH = "uniqueItems at #/properties/a"
+MISSED = "uniqueItems at {}.properties.a"
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -186,17 +186,21 @@ def test_keywords_that_are_not_enforced_are_named_in_a_header(http, stream, stri
     schema = {"name": "x", "schema": LOOSE} | ({} if strict is None else {"strict": strict})
     asked = {"messages": HELLO, "max_tokens": 2, "stream": stream}
     form = {"response_format": {"type": "json_schema", "json_schema": schema}}
-    call = {"tools": [tool("f", LOOSE)], "tool_choice": "required"}
+    call = {"tools": [tool("now"), tool("f", LOOSE)], "tool_choice": "required"}
     function = {"type": "function", "name": "f", "parameters": LOOSE, "strict": False}
     response = {"input": "a", "stream": stream, "tools": [function], "max_output_tokens": 16}
-    for path, body, names in (
-        ("/v1/chat/completions", asked | form, PATH),
-        ("/v1/completions", {"prompt": "a", "max_tokens": 2, "stream": stream} | form, PATH),
-        ("/v1/chat/completions", asked | call, f"{PATH} of function 'f'"),
+    text = {"format": {"type": "json_schema", **schema}}
+    for path, body, at in (
+        ("/v1/chat/completions", asked | form, "response_format.json_schema.schema"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 2, "stream": stream, "guided_json": LOOSE},
+         "guided_json"),
+        ("/v1/chat/completions", asked | call, "tools[1].function.parameters"),
         ("/v1/chat/completions", asked | call | {"tool_choice": "auto"}, None),
-        ("/v1/responses", response | {"tool_choice": "required"}, f"{PATH} of function 'f'"),
-    ):
-        reply = http.post(path, json=body)
+        ("/v1/responses", response | {"tool_choice": "required"}, "tools[0].parameters"),
+        ("/v1/responses", {"input": "a", "stream": stream, "text": text, "max_output_tokens": 16},
+         "text.format.schema"),
+    ):  # fmt: skip
+        reply, names = http.post(path, json=body), at and MISSED.format(at)
         assert (reply.status_code, reply.headers.get("X-Penstock-Not-Enforced")) == (200, names)
 
 
@@ -207,9 +211,72 @@ def test_keywords_that_are_not_enforced_are_refused_where_a_function_is_strict(h
     body = {"input": "a", "tools": [function], "tool_choice": "required"}
     reply = http.post("/v1/responses", json=body)
     assert reply.status_code == 400
-    assert f"{PATH} of function 'f'" in reply.json()["error"]["message"]
+    assert MISSED.format("tools[0].parameters") in reply.json()["error"]["message"]
     assert reply.json()["error"]["param"] == "tools"
     assert http.post("/v1/responses", json=body | {"tool_choice": "auto", "max_output_tokens": 16}).is_success
+
+
+def wrong(part, **more):
+    """Return a schema whose property d is wrong."""
+    return {"type": "object", "properties": {"c": {"type": "integer"}, "d": part}, "required": ["d"], **more}
+
+
+WRONG = [
+    (wrong({"type": "whole"}), "properties.d", "Invalid type: whole"),
+    (wrong({"items": {"$ref": "#/$defs/x"}, "type": "array"}, **{"$defs": {"x": {"pattern": "("}}}),
+     "properties.d.items", "unclosed group"),
+    (wrong({"anyOf": [{"type": "null"}, {"enum": 5}]}), "properties.d.anyOf[1]", "enum must be an array"),
+    ({"type": "array"}, "", "The arguments of a function are an object"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "below", "why"), WRONG)
+def test_a_schema_that_cannot_be_used_is_named_and_the_other_tools_are_called(http, schema, below, why):
+    tools = [tool("f", schema), tool("measure", SCHEMA), tool("g", schema)]
+    asked = {"messages": HELLO, "max_tokens": 300, "tools": tools}
+    reply = http.post("/v1/chat/completions", json=asked | {"tool_choice": "required"})
+    assert reply.status_code == 200, reply.text
+    (call,) = reply.json()["choices"][0]["message"]["tool_calls"][:1]
+    assert call["function"]["name"] == "measure"
+    jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMA)
+    named = reply.headers["X-Penstock-Not-Enforced"]
+    for index, name in ((0, "f"), (2, "g")):
+        assert f"tools[{index}].function.parameters{below and f'.{below}'} cannot be used: " in named
+        assert f"('{name}' is not called)" in named
+    measure = {"type": "function", "function": {"name": "measure"}}
+    assert (
+        "X-Penstock-Not-Enforced"
+        not in http.post("/v1/chat/completions", json=asked | {"tool_choice": measure})
+        .raise_for_status()
+        .headers
+    )
+    strict_one = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
+    for choice, offered in (
+        ("required", [tool("f", schema)]),
+        ({"type": "function", "function": {"name": "f"}}, tools),
+        ("required", [*tools[1:], strict_one]),
+    ):
+        refused = http.post("/v1/chat/completions", json=asked | {"tool_choice": choice, "tools": offered})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (400, "tools")
+        assert why in error["message"]
+
+
+@pytest.mark.parametrize(("schema", "below", "why"), WRONG[:3])
+def test_a_part_of_a_response_format_that_cannot_be_used_is_named(http, schema, below, why):
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    text = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+    for path, body, at, param in (
+        ("/v1/chat/completions", {"messages": HELLO, "response_format": form},
+         "response_format.json_schema.schema", "response_format"),
+        ("/v1/completions", {"prompt": "a", "guided_json": schema}, "guided_json", "guided_json"),
+        ("/v1/responses", {"input": "a", "text": text}, "text.format.schema", "text"),
+    ):  # fmt: skip
+        refused = http.post(path, json=body)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (400, param)
+        assert f"{at}.{below} cannot be used: " in error["message"]
+        assert why in error["message"]
 
 
 def test_a_stop_text_and_a_stop_token_are_the_reason_and_the_models_end_is_none(client, http):

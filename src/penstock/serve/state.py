@@ -1,19 +1,26 @@
 """Application state: served model, text processor, limits, engine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from penstock.core.errors import GrammarRefused
+from penstock.core import clock
+from penstock.core.errors import GrammarRefused, UsageError
 from penstock.engine.request import Request
+from penstock.engine.sampling import grammar_text
 from penstock.engine.sampling_params import Sampling
 from penstock.engine.text_processor import TextProcessor
+from penstock.serve.chat.unusable import Refusal
 from penstock.serve.errors import ApiError, api_error_of, ending, named_key
 from penstock.serve.limits import ServerLimits
 from penstock.serve.metrics import Metrics
 from penstock.serve.output_stream import Bridge
 from penstock.serve.request_body import Bodies
+from penstock.serve.schema.base import ANY_JSON
 from penstock.serve.token_strings import TokenNames
 from penstock.text.template_process import TemplateProcess
+
+_REFUSED, _FIX = "The grammar cannot be used: ", " Correct or simplify it."
+_SEARCH_S = 2.0
 
 API_SAMPLING = Sampling()
 """Defaults of the OpenAI API: temperature 1, all tokens."""
@@ -98,6 +105,21 @@ class AppState:
         if request.sampling.num_logprobs is not None or request.num_prompt_logprobs is not None:
             self.served.of(request.adapter).names.learn()
         return request
+
+    def refusal(self, request: Request) -> Refusal:
+        """Return a function that says why an answer cannot follow a schema; after 2 s it returns None."""
+        ends_s = clock.monotonic() + _SEARCH_S
+
+        def why(schema: Mapping[str, ANY_JSON]) -> str | None:
+            if clock.monotonic() > ends_s:
+                return None
+            try:
+                self.bridge.engine.check(replace(request, grammar=grammar_text.json_schema(schema)))
+            except UsageError as error:
+                return str(error).removeprefix(_REFUSED).removesuffix(_FIX)
+            return None
+
+        return why
 
     def close(self) -> None:
         """End the processes of the chat templates; the caller closes the engine. Idempotent."""

@@ -19,6 +19,9 @@ from penstock.engine.sampling.schema_keywords import enforceable, moved
 MAX_BYTES = 64 * 2**10
 """Maximum length in bytes. Grammars come from clients, and some cost more than linear time and stack."""
 
+MAX_SCHEMA_BYTES = 192 * 2**10
+"""The same of a JSON schema or tool calls, without annotations such as descriptions."""
+
 _MAX_DIGITS = 6
 """Limit of digits in multipleOf. The automaton has as many states as the least common multiple of all
 multipleOf; two numbers of six digits would already keep the library busy for years."""
@@ -44,7 +47,7 @@ def json_schema(schema: Mapping[str, Any]) -> str:  # Any: JSON
     >>> json_schema({"type": "integer"})
     '["json_schema", {"type": "integer", "x-guidance": {"whitespace_flexible": false, ...
     """
-    text = _written("json_schema", _prepared(schema))
+    text = _written("json_schema", _prepared(schema), MAX_SCHEMA_BYTES)
     _check_multiples(text)
     return text
 
@@ -60,12 +63,16 @@ def regex(pattern: str) -> str:
     >>> regex(r"\d+")
     '["regex", "\\\\d+"]'
     """
-    return _written("regex", pattern)
+    return _written("regex", pattern, MAX_BYTES)
 
 
 def lark(text: str) -> str:
     """Return a grammar in llguidance's dialect of Lark (an EBNF); its first rule is `start`."""
-    written = _written("lark", text)
+    return _lark(text, MAX_BYTES)
+
+
+def _lark(text: str, max_bytes: int) -> str:
+    written = _written("lark", text, max_bytes)
     _check_multiples(_ESCAPED.sub(lambda match: chr(int(match[1], 16)), text))
     return written
 
@@ -107,10 +114,7 @@ def tool_calls(
     """
     if not parameters:
         raise UsageError("A tool call needs functions", got=dict(parameters), fix="Give at least one.")
-    taken = {
-        name: enforceable(schema, strict=True, key=f"function {name!r}").schema
-        for name, schema in parameters.items()
-    }
+    taken = {name: enforceable(schema, strict=True, at=name).schema for name, schema in parameters.items()}
     try:
         calls = json.dumps(_prepared(_any_call(taken, name_key, arguments_key)))
         other = None if instead is None else json.dumps(_prepared(instead))
@@ -126,7 +130,7 @@ def tool_calls(
     rules = f"call: %json {calls}"
     if other is not None:
         start, rules = f"{start} | other", f"{rules}\nother: %json {other}"
-    return lark(f"start: {start}\n{rules}")
+    return _lark(f"start: {start}\n{rules}", MAX_SCHEMA_BYTES)
 
 
 def _any_call(
@@ -155,16 +159,16 @@ def _terminal(mark: str | int) -> str:
     return f"<[{mark}]>" if isinstance(mark, int) else json.dumps(mark)
 
 
-def _written(form: str, content: object) -> str:
+def _written(form: str, content: object, max_bytes: int) -> str:
     try:
         text = json.dumps([form, content])
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"The grammar is not valid JSON: {error}") from None
-    if len(text) > MAX_BYTES:
+    if len(text) > max_bytes:
         raise UsageError(
             "The grammar is too long",
             got=f"{len(text):,} bytes",
-            fix=f"Use at most {MAX_BYTES:,}, for instance by fewer or shorter alternatives.",
+            fix=f"Use at most {max_bytes:,}, for instance by fewer or shorter alternatives.",
         )
     return text
 

@@ -5,7 +5,7 @@ others say the same, and names the rest. Subschemas stay where they are, so that
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ from typing import Any, cast
 from urllib.parse import unquote
 
 from penstock.core.errors import UsageError
+from penstock.engine.sampling.patterns import without_look_around
 
 Schema = Any
 """A JSON schema: an object, True or False."""
@@ -26,10 +27,36 @@ FORMATS = frozenset(
 )
 """Values of `format` that are enforced; others are annotations, as the standard has it."""
 
+_ANNOTATIONS = frozenset(
+    (
+        "title",
+        "description",
+        "default",
+        "examples",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "$comment",
+        "contentEncoding",
+        "contentMediaType",
+        "contentSchema",
+    )
+)
+"""Keywords that say nothing about which values match; they do not count toward the size of a grammar."""
+
+_FORMATS_OF_NAMES = {
+    "date": r"^\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])$",
+    "uuid": r"^[\da-fA-F]{8}(?:-[\da-fA-F]{4}){3}-[\da-fA-F]{12}$",
+}
+"""Patterns of formats that names of properties have: the library has a format for values only."""
+
+_UUID = re.compile("uuid([1-8])")
+
 _OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _ONE = ("additionalProperties", "items")
 _DIALECT = re.compile(r"https?://json-schema\.org/(?:(draft-0[3-7])|(draft/20\d\d-\d\d))/schema#?")
+_IDENTIFIER = re.compile(r"[\w$-]+")
 _MAX_REFERENCES = 32
 """References that are followed one after the other."""
 _EVALUATE = (
@@ -57,25 +84,27 @@ class Enforceable:
     """Keywords with the paths of their schemas: "contains at #/properties/a"."""
 
 
-def enforceable(schema: Mapping[str, Any], *, strict: bool, key: str = "") -> Enforceable:
+def enforceable(schema: Mapping[str, Any], *, strict: bool, at: str = "#") -> Enforceable:
     """Return a schema that can be enforced.
 
     Args:
         strict: refuse keywords that cannot be enforced.
-        key: what has this schema, for messages.
+        at: key of a request that has this schema, for messages.
 
     Raises:
         UsageError: the schema is nested too deeply, or `strict` and a keyword cannot be enforced.
 
     >>> enforceable({"type": "array", "contains": {"const": 1}, "uniqueItems": False}, strict=False)
     Enforceable(schema={'type': 'array'}, not_enforced=('contains at #',))
+    >>> enforceable({"items": {"not": {}}}, strict=False, at="guided_json").not_enforced
+    ('not at guided_json.items',)
     """
-    missed: list[str] = []
+    missed: list[tuple[str, str]] = []
     try:
         found = _walked(_with_targets(dict(schema)), "#", missed, partial(_resolved, root=schema))
     except RecursionError:
         raise UsageError("A schema is nested too deeply", fix="Flatten it.") from None
-    not_enforced = tuple(f"{one}{f' of {key}' if key else ''}" for one in missed)
+    not_enforced = tuple(f"{keyword} at {place(at, pointer)}" for keyword, pointer in missed)
     if strict and missed:
         raise UsageError(
             "Keywords of the schema cannot be enforced",
@@ -83,6 +112,20 @@ def enforceable(schema: Mapping[str, Any], *, strict: bool, key: str = "") -> En
             fix="Leave it out, or ask without strict.",
         )
     return Enforceable(cast("dict[str, Any]", found), not_enforced)
+
+
+def place(at: str, pointer: str) -> str:
+    """Return where a part of a schema is: its pointer, or in a key of a request the path to it.
+
+    >>> place("#", "#/items"), place("guided_json", "#/properties/a~1b/anyOf/0")
+    ('#/items', 'guided_json.properties["a/b"].anyOf[0]')
+    """
+    return pointer if at == "#" else at + "".join(map(_step, pointer.split("/")[1:]))
+
+
+def _step(part: str) -> str:
+    name = part.replace("~1", "/").replace("~0", "~")
+    return f"[{name}]" if name.isdecimal() else f".{name}" if _IDENTIFIER.fullmatch(name) else f'["{name}"]'
 
 
 def _with_targets(schema: dict[str, Any]) -> dict[str, Any]:
@@ -165,16 +208,21 @@ def _resolved(schema: Schema, *, root: Mapping[str, Any]) -> Schema:
     return schema
 
 
-def _walked(schema: Schema, path: str, missed: list[str], resolve: Resolve) -> Schema:
+def _walked(schema: Schema, path: str, missed: list[tuple[str, str]], resolve: Resolve) -> Schema:
     if not isinstance(schema, dict):
         return schema
     found = _without_annotations(schema, is_root=path == "#")
     if isinstance(alternatives := found.get("oneOf"), list) and not _excludes(alternatives, resolve):
-        missed += [f"oneOf at {path}"]
+        missed.append(("oneOf", path))
         _any_of(found, found.pop("oneOf"))
+    if "propertyNames" in found:
+        names = resolve(found["propertyNames"])
+        found["propertyNames"] = (
+            _without_annotations(names, is_root=False) if isinstance(names, dict) else names
+        )
     for keyword, rewrite in _REWRITES.items():
         if keyword in found and not rewrite(found, found.pop(keyword)):
-            missed += [f"{keyword} at {path}"]
+            missed.append((keyword, path))
     for keyword, value in found.items():
         below = f"{path}/{_escaped(keyword)}"
         if keyword in _OF_SCHEMAS and isinstance(value, dict):
@@ -221,9 +269,7 @@ def _is_resource(schema: Mapping[str, Any]) -> bool:
 
 
 def _without_annotations(schema: Mapping[str, Any], *, is_root: bool) -> dict[str, Any]:
-    found = dict(schema)
-    if isinstance(found.get("format"), str) and found["format"] not in FORMATS:
-        del found["format"]
+    found = {keyword: value for keyword, value in schema.items() if keyword not in _ANNOTATIONS}
     named = found.pop("$schema", None)
     dialect = _DIALECT.fullmatch(named) if isinstance(named, str) and is_root else None
     if dialect:  # as the library spells it
@@ -254,9 +300,15 @@ def _reference(found: dict[str, Any], value: Schema) -> bool:
 def _any_of(found: dict[str, Any], value: Schema) -> None:
     """Let alternatives that may not exclude each other be any of these."""
     if "anyOf" in found:
-        found["allOf"] = [*found.get("allOf", ()), {"anyOf": value}]
+        _and_all(found, [{"anyOf": value}])
     else:
         found["anyOf"] = value
+
+
+def _and_all(found: dict[str, Any], schemas: Sequence[Schema]) -> None:
+    others = found.get("allOf", [])
+    if schemas and isinstance(others, list):  # else the library refuses it
+        found["allOf"] = [*others, *schemas]
 
 
 def _says_nothing(schema: Schema) -> bool:
@@ -284,13 +336,15 @@ def _contains(found: dict[str, Any], value: Schema) -> bool:
 
 
 def _names(found: dict[str, Any], value: Schema) -> bool:
-    """Enforce `propertyNames` that are one pattern or a list, on an object without other names."""
-    if _says_nothing(value) or value == {"type": "string"}:
+    """Enforce names that are a pattern, length, format or list, on an object without other names."""
+    if _says_nothing(value):
         return True
     if not isinstance(value, dict):
         return False
     others, known = found.get("additionalProperties", True), found.get("properties", {})
-    names = {key: one for key, one in value.items() if (key, one) != ("type", "string")}
+    names = _as_pattern({key: one for key, one in value.items() if (key, one) != ("type", "string")})
+    if not names:
+        return True
     has_list = isinstance(names.get("enum"), list) and isinstance(known, dict)
     if has_list and len(names) == 1 and "patternProperties" not in found:
         allowed = [name for name in names["enum"] if isinstance(name, str)]
@@ -302,6 +356,63 @@ def _names(found: dict[str, Any], value: Schema) -> bool:
     else:
         return False
     found["additionalProperties"] = False
+    return True
+
+
+def _as_pattern(names: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema of names with a length or a format as one with a pattern.
+
+    >>> _as_pattern({"minLength": 2}), _as_pattern({"const": "a"})
+    ({'pattern': '^[\\\\s\\\\S]{2,}$'}, {'enum': ['a']})
+    """
+    if names.keys() == {"const"}:
+        return {"enum": [names["const"]]}
+    if names and names.keys() <= {"minLength", "maxLength"} and all(map(_is_count, names.values())):
+        least, most = names.get("minLength", 0), names.get("maxLength", "")
+        return {"pattern": rf"^[\s\S]{{{least},{most}}}$"}
+    form = names.get("format")
+    if (
+        names.keys() == {"format"}
+        and isinstance(form, str)
+        and (form in _FORMATS_OF_NAMES or form not in FORMATS)
+    ):
+        return {"pattern": _FORMATS_OF_NAMES[form]} if form in _FORMATS_OF_NAMES else {}
+    return names
+
+
+def _format(found: dict[str, Any], value: Schema) -> bool:
+    """Enforce a format that the library has, and pydantic's `uuid4`; leave out another, an annotation."""
+    version = _UUID.fullmatch(value) if isinstance(value, str) else None
+    if version:
+        _and_all(found, [{"pattern": f"^.{{14}}{version[1]}.{{4}}[89abAB]"}])
+    if version or not isinstance(value, str) or value in FORMATS:
+        found["format"] = "uuid" if version else value
+    return True
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and value >= 0
+
+
+def _pattern(found: dict[str, Any], value: Schema) -> bool:
+    if not isinstance(value, str):
+        found["pattern"] = value  # the library says what is wrong
+        return True
+    patterns = without_look_around(value)
+    for pattern in patterns.all_of[:1]:
+        found["pattern"] = pattern
+    _and_all(found, [{"pattern": pattern} for pattern in patterns.all_of[1:]])
+    return patterns.is_exact
+
+
+def _pattern_properties(found: dict[str, Any], value: Schema) -> bool:
+    """Leave out patterns that need look-around, and what holds for names that match none."""
+    if isinstance(value, dict):
+        is_whole = all(without_look_around(name).all_of == (name,) for name in value)
+        if not is_whole:
+            found.pop("additionalProperties", None)
+            return False
+    found["patternProperties"] = value
     return True
 
 
@@ -318,8 +429,7 @@ def _requires(found: dict[str, Any], dependent: Mapping[str, Any]) -> bool:
         {"anyOf": [{"required": [key, *names]}, {"properties": {key: False}}]}
         for key, names in dependent.items()
     ]
-    if choices:
-        found["allOf"] = [*found.get("allOf", ()), *choices]
+    _and_all(found, choices)
     return True
 
 
@@ -392,6 +502,9 @@ _REWRITES: dict[str, Rewrite] = {
     "minContains": lambda *_: True,  # without `contains` it says nothing
     "maxContains": lambda *_: True,
     "propertyNames": _names,
+    "format": _format,
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
     "dependencies": _dependencies,
     "dependentRequired": _dependencies,
     "dependentSchemas": lambda _, value: isinstance(value, dict) and all(map(_says_nothing, value.values())),
@@ -400,10 +513,10 @@ _REWRITES: dict[str, Rewrite] = {
     "$recursiveRef": _reference,
     "$recursiveAnchor": lambda *_: True,  # a mark of what `$recursiveRef` may refer to
 }
-"""Keywords that the library lacks. Each function gets a schema without its keyword, and the value; it makes
-the schema say the same in other keywords and returns True, or returns False."""
+"""Keywords that the library lacks, in whole or in part. Each function gets a schema without its keyword, and
+the value; it makes the schema say the same in other keywords and returns True, or returns False."""
 
-_REWRITTEN = {*_REWRITES, "oneOf"}
+_REWRITTEN = {*_REWRITES, *_ANNOTATIONS, "oneOf"}
 
 
 def _required(schema: Mapping[str, Any]) -> Iterator[str]:
@@ -411,6 +524,17 @@ def _required(schema: Mapping[str, Any]) -> Iterator[str]:
     names, properties = schema.get("required"), schema.get("properties")
     if isinstance(names, list) and isinstance(properties, dict):
         yield from (name for name in names if isinstance(name, str) and name in properties)
+
+
+def parts_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, Schema]]:
+    """Yield the pointers of a schema's parts, from the schema, with these parts."""
+    for keyword, value in schema.items():
+        if keyword in _OF_SCHEMAS and isinstance(value, dict):
+            yield from ((f"/{keyword}/{_escaped(name)}", one) for name, one in value.items())
+        elif keyword in (*_LISTS, "items") and isinstance(value, list):
+            yield from ((f"/{keyword}/{index}", one) for index, one in enumerate(value))
+        elif keyword in _ONE:
+            yield f"/{keyword}", value
 
 
 def _escaped(name: str) -> str:

@@ -4,17 +4,22 @@ from penstock.core import clock
 from penstock.engine.request import Request
 from penstock.serve.chat.prompt import chat_prompt, ending_of
 from penstock.serve.chat.reasoning import MARKS as THOUGHT_MARKS
-from penstock.serve.chat.response_format import call_form, grammar_of_answer, wanted_form
+from penstock.serve.chat.response_format import call_form, grammar_of_answer, not_enforced, wanted_form
 from penstock.serve.chat.tool_parsers import MARKS
 from penstock.serve.chat.tools import ToolUse
+from penstock.serve.chat.unusable import located, usable_tools
 from penstock.serve.engine_request import RouteOptions, check_logprobs, engine_request
 from penstock.serve.errors import ApiError
 from penstock.serve.schema.chat import ChatRequest
 from penstock.serve.state import AppState
 
 
-def chat_request(body: ChatRequest, use: ToolUse, service: AppState, *, client: str) -> Request:
-    """Return the engine request of a conversation; slow for long ones, so not for the event loop.
+def chat_request(
+    body: ChatRequest, use: ToolUse, service: AppState, *, client: str
+) -> tuple[Request, tuple[str, ...]]:
+    """Return the engine request of a conversation, and what of its schemas is not enforced.
+
+    Slow for long ones, so not for the event loop.
 
     Args:
         use: tools that the request offers.
@@ -38,35 +43,39 @@ def chat_request(body: ChatRequest, use: ToolUse, service: AppState, *, client: 
         truncates=body.truncate_prompt_tokens is not None,
     )
     added = served.text_processor.tokenizer.added
-    wanted = wanted_form(body)
-    grammar = grammar_of_answer(
-        use,
-        wanted,
-        form=call_form(template),
-        added=added,
-        several=body.parallel_tool_calls is not False,
-    )
     marks = {*(MARKS if use.allowed else ()), *(THOUGHT_MARKS if served.splits_reasoning else ())}
-    asked = RouteOptions(
-        max_tokens=body.max_tokens or body.max_completion_tokens,
-        num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=grammar,
-        stop_texts=template.stop_texts if grammar is None else (),
-        shown_ids=frozenset(added[mark] for mark in marks if mark in added),
-        prompt_key="messages",
-    )
-    made = engine_request(
-        body,
-        prompt,
-        asked,
-        served=served,
-        limits=service.limits,
-        client=client,
-        now_s=clock.monotonic(),
-    )
-    check_logprobs([made], is_streamed=body.wants_stream)
-    has_calls = use.must_call or wanted.form is None
-    return service.checked(made, grammar_key="tools" if has_calls else wanted.key)
+    wanted = wanted_form(body)
+
+    def grammar_with(use: ToolUse) -> str | None:
+        several = body.parallel_tool_calls is not False
+        return grammar_of_answer(use, wanted, form=call_form(template), added=added, several=several)
+
+    def made_with(grammar: str | None) -> Request:
+        asked = RouteOptions(
+            max_tokens=body.max_tokens or body.max_completion_tokens,
+            num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            grammar=grammar,
+            stop_texts=template.stop_texts if grammar is None else (),
+            shown_ids=frozenset(added[mark] for mark in marks if mark in added),
+            prompt_key="messages",
+        )
+        limits, now_s = service.limits, clock.monotonic()
+        made = engine_request(body, prompt, asked, served=served, limits=limits, client=client, now_s=now_s)
+        check_logprobs([made], is_streamed=body.wants_stream)
+        key = "tools" if use.must_call or wanted.form is None else wanted.key
+        return service.checked(made, grammar_key=key)
+
+    try:
+        return made_with(grammar_with(use)), not_enforced(use, wanted)
+    except ApiError as error:
+        if error.param not in ("tools", wanted.key):
+            raise
+        refusal = service.refusal(made_with(None))
+        usable, unusable = usable_tools(use, refusal)
+        if not unusable:
+            raise located(error, wanted, refusal) from None
+    missed = [f"{one} ({name!r} is not called)" for name, one in unusable.items()]
+    return made_with(grammar_with(usable)), (*not_enforced(usable, wanted), *missed)
 
 
 def _check(body: ChatRequest) -> None:

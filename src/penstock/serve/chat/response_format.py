@@ -36,6 +36,11 @@ class AnswerFormat:
     key: str = "response_format"
     """Key of the request that asks for it, for error messages."""
 
+    @property
+    def schema_key(self) -> str:
+        """Key of its JSON schema."""
+        return f"{self.key}.json_schema.schema" if self.key == "response_format" else self.key
+
 
 def wanted_form(body: Generation) -> AnswerFormat:
     """Return the format that a request asks for.
@@ -137,7 +142,7 @@ def grammar_of_answer(
         grammar_of(wanted)  # reports errors of the format under its own key
     instead = _schema_of(wanted) if may_have_form else None
     try:
-        parameters = {tool.function.name: _arguments_of(tool.function) for tool in use.allowed}
+        parameters = {function.name: arguments_of(function, at) for function, at in use.callable()}
         if use.forced is not None:
             return grammar_text.json_schema(parameters[use.forced])
         if form is None:
@@ -155,39 +160,42 @@ def grammar_of_answer(
         raise api_error_of(error, param="tools") from None
 
 
-def _arguments_of(function: Function) -> dict[str, ANY_JSON]:
-    """Return the schema of a function's arguments, which are an object even where its schema takes others."""
+def arguments_of(function: Function, at: str) -> dict[str, ANY_JSON]:
+    """Return the schema of a function's arguments, which are an object even where its schema takes others.
+
+    Raises:
+        UsageError: its schema is not of an object, is nested too deeply, or is strict and cannot be enforced.
+    """
     schema = function.parameters or _NO_ARGUMENTS
     kinds = schema.get("type", "object")
     if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
-        raise ApiError(
-            400,
-            f"The arguments of a function are an object (got parameters of type {kinds!r} for "
-            f"{function.name!r}). Put them into the properties of an object.",
-            param="tools",
+        raise UsageError(
+            "The arguments of a function are an object",
+            got=f"parameters of type {kinds!r} for {function.name!r}",
+            fix="Put them into the properties of an object.",
         )
-    return {**_enforced(function, schema).schema, "type": "object"}
+    return {**_enforced(function, at).schema, "type": "object"}
 
 
-def _enforced(function: Function, schema: dict[str, ANY_JSON]) -> Enforceable:
-    return enforceable(schema, strict=function.strict is True, key=f"function {function.name!r}")
+def _enforced(function: Function, at: str) -> Enforceable:
+    return enforceable(function.parameters or _NO_ARGUMENTS, strict=function.strict is True, at=at)
 
 
 def not_enforced(use: ToolUse, wanted: AnswerFormat) -> tuple[str, ...]:
     """Return the keywords of a request's schemas that its grammar does not enforce, with their paths."""
-    form = wanted.form
     missed: list[str] = []
-    if isinstance(form, JsonSchemaFormat) and not use.must_call:
-        missed += _checked(form.json_schema).not_enforced
-    if use.must_call or (form is not None and use.allowed):
-        for tool in use.allowed:
-            if use.forced in (None, tool.function.name):
-                missed += _enforced(tool.function, tool.function.parameters or {}).not_enforced
+    if isinstance(wanted.form, JsonSchemaFormat) and not use.must_call:
+        missed += _checked(wanted).not_enforced
+    if use.must_call or (wanted.form is not None and use.allowed):
+        for function, at in use.callable():
+            missed += _enforced(function, at).not_enforced
     return tuple(missed)
 
 
-def _checked(schema: JsonSchema) -> Enforceable:
-    return enforceable(schema.schema_ or _ANY_OBJECT, strict=schema.strict is True)
+def _checked(wanted: AnswerFormat) -> Enforceable:
+    assert isinstance(wanted.form, JsonSchemaFormat), wanted
+    schema = wanted.form.json_schema
+    return enforceable(schema.schema_ or _ANY_OBJECT, strict=schema.strict is True, at=wanted.schema_key)
 
 
 def grammar_of(wanted: AnswerFormat) -> str | None:
@@ -197,9 +205,14 @@ def grammar_of(wanted: AnswerFormat) -> str | None:
         ApiError: the grammar is too long or impossible.
     """
     try:
-        return None if wanted.form is None else _grammar_of(wanted.form)
+        return None if wanted.form is None else _grammar_of(wanted)
     except UsageError as error:
         raise api_error_of(error, param=wanted.key) from None
+
+
+def schema_of(wanted: AnswerFormat) -> dict[str, ANY_JSON] | None:
+    """Return the schema that a response format gives, as far as it can be enforced; None: it gives none."""
+    return _checked(wanted).schema if isinstance(wanted.form, JsonSchemaFormat) else None
 
 
 def _schema_of(wanted: AnswerFormat) -> dict[str, ANY_JSON]:
@@ -207,7 +220,7 @@ def _schema_of(wanted: AnswerFormat) -> dict[str, ANY_JSON]:
     if isinstance(form, JsonObjectFormat):
         return _ANY_OBJECT
     if isinstance(form, JsonSchemaFormat):
-        return _checked(form.json_schema).schema
+        return _checked(wanted).schema
     raise ApiError(
         400,
         f"With tools, an answer other than a call must be JSON or any text (got {wanted.key}). "
@@ -216,12 +229,12 @@ def _schema_of(wanted: AnswerFormat) -> dict[str, ANY_JSON]:
     )
 
 
-def _grammar_of(form: ResponseFormat) -> str | None:
-    match form:
+def _grammar_of(wanted: AnswerFormat) -> str | None:
+    match form := wanted.form:
         case JsonObjectFormat():
             return grammar_text.json_object()
         case JsonSchemaFormat():
-            return grammar_text.json_schema(_checked(form.json_schema).schema)
+            return grammar_text.json_schema(_checked(wanted).schema)
         case RegexFormat():
             return grammar_text.regex(form.regex)
         case GrammarFormat():

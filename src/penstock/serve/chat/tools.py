@@ -10,7 +10,7 @@ returned with the arguments written so far, streamed or whole.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +18,7 @@ from penstock.serve.chat.streamed_calls import CallDelta, StreamedCalls, overlap
 from penstock.serve.chat.tool_parsers import FORMS, JSON_CALLS, Form, Tools, read_json
 from penstock.serve.errors import ApiError
 from penstock.serve.schema.base import ANY_JSON
-from penstock.serve.schema.chat import AllowedChoice, NamedTool, Tool, ToolChoice
+from penstock.serve.schema.chat import AllowedChoice, Function, NamedTool, Tool, ToolChoice
 
 Unmarked = Literal["calls", "calls or content", "content"]
 """What JSON without markers is. Calls are streamed as they are written; "calls or content" is decided when an
@@ -186,6 +186,13 @@ class ToolUse:
     def schemas(self) -> dict[str, dict[str, ANY_JSON]]:
         """Argument schema of each tool that may be called."""
         return {tool.function.name: tool.function.parameters or {} for tool in self.allowed}
+
+    def callable(self) -> Iterator[tuple[Function, str]]:
+        """Yield the functions that the answer can be a call of, with the keys of their schemas."""
+        names = set(self.schemas) if self.forced is None else {self.forced}
+        for index, tool in enumerate(self.told):
+            if tool.function.name in names:
+                yield tool.function, f"tools[{index}].function.parameters"
 
 
 _NAME = re.compile(r'"name"\s*+:\s*+"([^"\\]*+)("?)')

@@ -10,7 +10,7 @@ from penstock.core import clock
 from penstock.serve.chat.prompt import echo_of
 from penstock.serve.chat.reasoning import reasoning_of
 from penstock.serve.chat.request import chat_request
-from penstock.serve.chat.response_format import call_form, not_enforced, unmarked_json, wanted_form
+from penstock.serve.chat.response_format import call_form, unmarked_json
 from penstock.serve.chat.tools import tool_use
 from penstock.serve.chat.writer import ChatWriter, joined
 from penstock.serve.output_stream import UsageCounter
@@ -28,7 +28,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     service, visit = service_of(request), visit_of(request)
     service.check_open()
     use = tool_use(body.tools or (), body.tool_choice)
-    asked = await asyncio.to_thread(chat_request, body, use, service, client=visit.client)
+    asked, missed = await asyncio.to_thread(chat_request, body, use, service, client=visit.client)
     tally = UsageCounter(visit.opened(service.bridge.submit([asked])))
     served = service.served.of(body.model)
     names = served.names if body.logprobs else None
@@ -53,7 +53,6 @@ async def chat(body: ChatRequest, request: Request) -> Response:
         model=served.name,
         choices=[],
     )
-    missed = not_enforced(use, wanted_form(body))
     prompt_ids = list(asked.prompt) if body.return_token_ids else None
     if body.wants_stream:
         return telling(missed, EventStream(_chunks(frame, tally, writers, body, prompt_ids)))

@@ -11,6 +11,7 @@ from penstock.engine import request as engine
 from penstock.serve.chat.prompt import prompts_of
 from penstock.serve.chat.response_format import grammar_of, not_enforced, wanted_form
 from penstock.serve.chat.tools import ToolUse
+from penstock.serve.chat.unusable import located
 from penstock.serve.engine_request import RouteOptions, check_logprobs, engine_request
 from penstock.serve.errors import ApiError
 from penstock.serve.limits import ServerLimits
@@ -149,7 +150,10 @@ def _requests(body: CompletionRequest, service: AppState, *, client: str) -> lis
         for prompt in prompts
     ]
     check_logprobs(made, is_streamed=body.wants_stream)
-    return [service.checked(one, grammar_key=wanted.key) for one in made]
+    try:
+        return [service.checked(one, grammar_key=wanted.key) for one in made]
+    except ApiError as error:
+        raise located(error, wanted, service.refusal(made[0])) from None
 
 
 async def _chunks(

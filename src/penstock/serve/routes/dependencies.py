@@ -53,7 +53,7 @@ def reply(body: BaseModel) -> Response:
 def telling(not_enforced: Sequence[str], response: Response) -> Response:
     """Return a response whose header names the schemas' keywords that its answer need not follow."""
     if not_enforced:
-        names = quote(", ".join(not_enforced), safe=" ,/#$'~")
+        names = quote(", ".join(not_enforced), safe=" ,/#$'~[]():")
         response.headers["X-Penstock-Not-Enforced"] = names[:_MAX_HEADER]
     return response
 

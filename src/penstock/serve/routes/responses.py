@@ -13,6 +13,7 @@ An answer is a list of items (reasoning, messages, calls), one of which is open 
 """
 
 import asyncio
+import re
 import secrets
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from typing import Any
@@ -26,7 +27,7 @@ from penstock.engine.request import OutputDelta
 from penstock.serve.chat.json_scan import is_object
 from penstock.serve.chat.reasoning import ReasoningReader, reasoning_of
 from penstock.serve.chat.request import chat_request
-from penstock.serve.chat.response_format import call_form, not_enforced, unmarked_json, wanted_form
+from penstock.serve.chat.response_format import call_form, unmarked_json
 from penstock.serve.chat.tools import ToolUse, Unmarked, tool_use
 from penstock.serve.chat.writer import ChatWriter
 from penstock.serve.errors import ApiError
@@ -123,11 +124,22 @@ def _asked(
     chat = chat_of(body)
     use = tool_use(chat.tools or (), chat.tool_choice)
     try:
-        asked = chat_request(chat, use, service, client=client)
-        return use, asked, not_enforced(use, wanted_form(chat))
+        asked, missed = chat_request(chat, use, service, client=client)
+        return use, asked, tuple(map(_in_own_keys, missed))
     except ApiError as error:
         error.param = PARAMS.get(error.param or "", error.param)
+        error.args = (_in_own_keys(str(error)),)
         raise
+
+
+def _in_own_keys(text: str) -> str:
+    """Return a message with the paths of schemas that this API has.
+
+    >>> _in_own_keys("not at tools[3].function.parameters.properties.d")
+    'not at tools[3].parameters.properties.d'
+    """
+    text = text.replace("response_format.json_schema.schema", "text.format.schema")
+    return _FUNCTION_KEY.sub(r"\1", text)
 
 
 def _frame(body: ResponsesRequest, asked: engine.Request, served: ModelInfo) -> ResponseReply:
@@ -342,6 +354,7 @@ PARAMS = {
 }
 """Keys of the chat API -> keys of this one, for error messages."""
 
+_FUNCTION_KEY = re.compile(r"(tools\[\d+\])\.function(?=\.parameters)")
 _SHARED = (*SamplingSettings.model_fields, "chat_template_kwargs", "documents", "parallel_tool_calls")
 """Keys that mean the same in both."""
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.core.errors import UsageError
 from penstock.engine.sampling.grammar_text import json_schema, regex, tool_calls
 from penstock.engine.sampling.grammars import GrammarCompiler
-from penstock.engine.sampling.schema_keywords import FORMATS, enforceable
+from penstock.engine.sampling.schema_keywords import FORMATS, enforceable, place
 from penstock.text.tokenizer import train_tokenizer
 from tests.examples import examples
 
@@ -168,8 +168,9 @@ def test_keywords_that_are_not_enforced_are_named_with_their_paths(schema, not_e
     assert enforceable(schema, strict=False).not_enforced == not_enforced
     if not_enforced:
         with pytest.raises(UsageError, match="cannot be enforced") as refused:
-            enforceable(schema, strict=True, key="function 'f'")
-        assert f"{not_enforced[0]} of function 'f'" in str(refused.value)
+            enforceable(schema, strict=True, at="guided_json")
+        keyword, _, pointer = not_enforced[0].partition(" at ")
+        assert f"{keyword} at {place('guided_json', pointer)}" in str(refused.value)
 
 
 @pytest.mark.parametrize("form", [*sorted(FORMATS), "regex", "json-pointer", "idn-email", "password"])
