@@ -3,6 +3,7 @@
 from typing import Any
 
 from penstock.models.decoder.config import DecoderConfig
+from penstock.nn.rope_scaling import RopeScaling
 
 
 def small_llama(**changes: Any) -> DecoderConfig:  # Any: of whatever type the field is
@@ -17,6 +18,13 @@ def small_llama(**changes: Any) -> DecoderConfig:  # Any: of whatever type the f
         "max_position_embeddings": 64,
     }
     return DecoderConfig(**{**sizes, **changes})
+
+
+def ministral3_scaling() -> RopeScaling:
+    """Return a scaling with factors on queries from position 2 on."""
+    return RopeScaling(
+        rope_type="yarn", factor=32.0, original_max_position_embeddings=2, llama_4_scaling_beta=0.3
+    )
 
 
 def small_families(**sizes: int) -> dict[str, DecoderConfig]:
@@ -36,6 +44,8 @@ def small_families(**sizes: int) -> dict[str, DecoderConfig]:
             layer_rope_theta=tuple(0.0 if layer % 2 else 10_000.0 for layer in layers),
         ),
         "olmo2": DecoderConfig(**sizes, model_type="olmo2"),
+        "hunyuan": DecoderConfig(**sizes, model_type="hunyuan_v1_dense"),
+        "ministral3": DecoderConfig(**sizes, model_type="ministral3", rope_scaling=ministral3_scaling()),
         "glm4": DecoderConfig(**sizes, model_type="glm4", attention_bias=True, partial_rotary_factor=0.5),
         "gemma": DecoderConfig(**sizes, model_type="gemma", tie_word_embeddings=True),
         "arcee": DecoderConfig(**sizes, model_type="arcee", mlp_bias=True),

@@ -20,7 +20,9 @@ from transformers import (
     GraniteConfig,
     GraniteMoeHybridConfig,
     HeliumConfig,
+    HunYuanDenseV1Config,
     LlamaConfig,
+    Ministral3Config,
     MinistralConfig,
     MistralConfig,
     Olmo2Config,
@@ -48,6 +50,20 @@ SHAPE = {
     "bos_token_id": None,
     "pad_token_id": None,
 }
+
+
+MINISTRAL3 = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 32.0,
+    "original_max_position_embeddings": 4,  # so that factors on queries differ in a short text
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.3,
+}
+HUNYUAN = {"rope_type": "dynamic", "rope_theta": 10_000.0, "alpha": 100.0, "factor": 1.0}
 
 
 def longrope(frequencies: int) -> dict[str, Any]:  # Any: JSON
@@ -80,6 +96,8 @@ def of_every_family(**shape: Any) -> dict[str, PreTrainedConfig]:  # Any: of wha
         "qwen2": Qwen2Config(**shape, **windows),
         "qwen3": Qwen3Config(**shape, head_dim=16),
         "ministral": MinistralConfig(**shape, **in_turn, head_dim=16),
+        "ministral3": Ministral3Config(**shape, head_dim=16, rope_parameters=MINISTRAL3),
+        "hunyuan": HunYuanDenseV1Config(**shape, head_dim=16, rope_parameters=HUNYUAN),
         "cwm": CwmConfig(**{**shape, "bos_token_id": 0}, head_dim=8, sliding_window=7),
         "phi3": Phi3Config(**shape, sliding_window=7, partial_rotary_factor=0.5),
         "phi4-mini": Phi3Config(

@@ -111,6 +111,7 @@ PRESETS_PAGE = """\
 `"none"` takes away what the preset has. docs/explanation/models.md says how they are tested.
 
 """
+<<<<<<< HEAD
 MODELS_PAGE = """\
 # Models that open
 
@@ -125,6 +126,13 @@ REFUSED_PAGE = """\
 
 Penstock refuses every other folder, and names what its model has and Penstock lacks, by the keys of its
 `config.json`. These have no such key:
+=======
+SOURCES_OF_PRESETS = """\
+## Where they were read
+
+The values of these shapes were read in November 2026. Those of the others are from memory; their numbers of
+parameters equal the published ones.
+>>>>>>> 747e4b2e (models: HunYuan dense and Ministral 3; presets that say their source)
 
 """
 HTTP = """\
@@ -538,7 +546,7 @@ def corpora_page() -> str:
 
 def presets_page() -> str:
     """Return the published shapes that a recipe may name."""
-    from penstock.models.presets import PRESETS
+    from penstock.models.presets import PRESETS, SOURCES
 
     keys = {
         "hidden_size": "hidden",
@@ -550,7 +558,9 @@ def presets_page() -> str:
         "max_position_embeddings": "context",
     }
     rows = [(f"`{name}`", *(f"{values.get(key, 0):,}" for key in keys)) for name, values in PRESETS.items()]
-    return PRESETS_PAGE + table(("preset", *keys.values()), rows)
+    sources = [(f"`{name}`", source) for name, source in SOURCES.items()]
+    shapes, read_in = table(("preset", *keys.values()), rows), table(("preset", "read in"), sources)
+    return f"{PRESETS_PAGE}{shapes}\n{SOURCES_OF_PRESETS}{read_in}"
 
 
 def models_page() -> str:

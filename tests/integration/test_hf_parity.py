@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.tiny_models import longrope, of_every_family
+from tests.tiny_models import HUNYUAN, MINISTRAL3, longrope, of_every_family
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -16,7 +16,9 @@ from transformers import (
     GraniteConfig,
     GraniteMoeHybridConfig,
     HeliumConfig,
+    HunYuanDenseV1Config,
     LlamaConfig,
+    Ministral3Config,
     MinistralConfig,
     MistralConfig,
     Phi3Config,
@@ -119,6 +121,11 @@ CONFIGS = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
     "ministral-all-windows": MinistralConfig(**SMALL, head_dim=8, sliding_window=5),
+    "ministral3": Ministral3Config(
+        **SMALL, **NO_SPECIAL, head_dim=16, rope_parameters=MINISTRAL3, sliding_window=9
+    ),
+    "hunyuan": HunYuanDenseV1Config(**SMALL, head_dim=16, rope_parameters=HUNYUAN, tie_word_embeddings=True),
+    "hunyuan-no-alpha": HunYuanDenseV1Config(**SMALL, head_dim=8, attention_bias=True),
     "cwm": CwmConfig(**SMALL, head_dim=8, sliding_window=5),
     "phi3": Phi3Config(**SMALL, **NO_SPECIAL),
     "phi3-window-and-part": Phi3Config(

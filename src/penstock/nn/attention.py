@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from penstock.nn.norm import RMSNorm, mean_square_of
 from penstock.nn.rope import rotate
 
-Rope = tuple[Tensor, Tensor]
-"""Cosines and sines, each [batch, 1, seq, head_dim]."""
+Rope = tuple[Tensor, ...]
+"""Cosines and sines, each [batch, 1, seq, head_dim], and where queries are scaled by their position, factors
+[batch, 1, seq, 1]."""
 
 
 class Attend(Protocol):
@@ -51,7 +52,8 @@ class GroupedQueryAttention(nn.Module):
         scale: factor on the scores before the softmax.
         biases: projections that have a bias: any of query, key, value and output.
         qk_norm: whether queries and keys are normalised before the rotation (Henry et al., arXiv:2010.04245):
-            "head": each head by itself (Qwen 3); "whole": all heads together (OLMo 2).
+            "head": each head by itself (Qwen 3); "whole": all heads together (OLMo 2); "rotated": each head,
+            after the rotation (HunYuan).
         norm_eps: epsilon of these norms.
         has_zero_centered_norms: their weights are stored less 1.
     """
@@ -68,7 +70,7 @@ class GroupedQueryAttention(nn.Module):
         head_dim: int,
         scale: float,
         biases: Collection[str] = (),
-        qk_norm: Literal["head", "whole"] | None = None,
+        qk_norm: Literal["head", "whole", "rotated"] | None = None,
         norm_eps: float = 1e-6,
         has_zero_centered_norms: bool = False,
     ) -> None:
@@ -82,7 +84,7 @@ class GroupedQueryAttention(nn.Module):
         self.qk_norm = qk_norm
 
         def norm(heads: int) -> RMSNorm | None:
-            size = head_dim if qk_norm == "head" else heads * head_dim
+            size = heads * head_dim if qk_norm == "whole" else head_dim
             made = RMSNorm(size, eps=norm_eps, is_zero_centered=has_zero_centered_norms)
             return None if qk_norm is None else made
 
@@ -104,13 +106,28 @@ class GroupedQueryAttention(nn.Module):
         q_blhd, k_blkd = q.view(heads), k.view(heads)
         if self.qk_norm == "head":
             q_blhd, k_blkd = normalise_heads(self, q_blhd, k_blkd)
-        q_bhld, k_bkld = (rotate(t.transpose(1, 2), *rope) for t in (q_blhd, k_blkd))
+        q_bhld, k_bkld = rotated(q_blhd.transpose(1, 2), k_blkd.transpose(1, 2), rope)
+        if self.qk_norm == "rotated":
+            q_bhld, k_bkld = normalise_heads(self, q_bhld, k_bkld)
         v_bkld = self.value(x_blc).view(heads).transpose(1, 2)
         if cache is not None:
             k_bkld, v_bkld = cache.append(k_bkld, v_bkld)
         o_bhld = attend(q_bhld, k_bkld, v_bkld, scale=self.scale)
         out: Tensor = self.output(o_bhld.transpose(1, 2).flatten(2))
         return out
+
+
+def parts_of(rope: Rope) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return cosines, sines, and the factors on queries; None: queries are not scaled."""
+    cosines, sines, *scales = rope
+    return cosines, sines, scales[0] if scales else None
+
+
+def rotated(q_bhld: Tensor, k_bkld: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+    """Rotate queries and keys, and scale the queries."""
+    cosines, sines, scales = parts_of(rope)
+    q_bhld, k_bkld = rotate(q_bhld, cosines, sines), rotate(k_bkld, cosines, sines)
+    return (q_bhld if scales is None else q_bhld * scales), k_bkld
 
 
 class HasHeadNorms(Protocol):

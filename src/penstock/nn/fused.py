@@ -27,6 +27,8 @@ from penstock.nn.attention import (
     Rope,
     normalise_heads,
     normalise_whole,
+    parts_of,
+    rotated,
 )
 from penstock.nn.kernels.paged import MAX_GROUP, LayerPages, Paged
 from penstock.nn.kernels.paged_opaque import HiddenPages
@@ -34,7 +36,6 @@ from penstock.nn.linear.packed import MergedLinear, PackedLinear
 from penstock.nn.linear.quantized import Int4Linear, Int8Linear
 from penstock.nn.mlp import Activation, FeedForward, activate
 from penstock.nn.norm import RMSNorm
-from penstock.nn.rope import rotate
 
 
 def has_operators(like: Tensor) -> bool:
@@ -77,6 +78,7 @@ class FusedAttention(nn.Module):
         )
         self.output = attention.output
         self.qk_norm = attention.qk_norm
+        self.norms_rotated = attention.qk_norm == "rotated"
         self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
         self.mean_squares: MeanSquares | None = attention.mean_squares
         self.has_operators = has_operators(attention.output.weight)
@@ -109,9 +111,11 @@ class FusedAttention(nn.Module):
         q_norm = None if self.query_norm is None else self.query_norm.weight
         k_norm = None if self.key_norm is None else self.key_norm.weight
         eps, shift = (0.0, 0.0) if self.query_norm is None else (self.query_norm.eps, self.query_norm.shift)
+        cosines, sines, q_scales = parts_of(rope)
         out: Tensor = torch.ops.penstock.rotate_and_store(
-            qkv, *rope, cache.step.slots, cache.keys, cache.values, q_norm, k_norm, eps, shift
-        )
+            qkv, cosines, sines, cache.step.slots, cache.keys, cache.values, q_norm, k_norm, eps, shift,
+            self.norms_rotated, q_scales,
+        )  # fmt: skip
         return out
 
     def _plain(self, qkv: Tensor, rope: Rope, attend: Attend, cache: LayerCache | None) -> Tensor:
@@ -121,7 +125,9 @@ class FusedAttention(nn.Module):
         q, k, v = (part.view(*part.shape[:-1], -1, self.head_dim) for part in (q, k, v))
         if self.qk_norm == "head":
             q, k = normalise_heads(self, q, k)
-        q_bhld, k_bkld = (rotate(t.transpose(1, 2), *rope) for t in (q, k))
+        q_bhld, k_bkld = rotated(q.transpose(1, 2), k.transpose(1, 2), rope)
+        if self.qk_norm == "rotated":
+            q_bhld, k_bkld = normalise_heads(self, q_bhld, k_bkld)
         v_bkld = v.transpose(1, 2)
         if isinstance(cache, HiddenPages):
             return cache.attend(q_bhld, k_bkld, v_bkld, scale=self.scale)
@@ -182,17 +188,20 @@ class BlockOperands:
     activation: int
     """Index in ACTIVATIONS."""
     is_gated: bool
+    norms_rotated: bool
+    """True if queries and keys are normalised after the rotation."""
 
     def compute(
-        self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Paged, pages: LayerPages, *, multiplier: float
+        self, x: Tensor, rope: Rope, attend: Paged, pages: LayerPages, *, multiplier: float
     ) -> Tensor:
         """Apply the block to `x` [1, t, c], in place."""
         step = pages.step
+        cosines, sines, q_scales = parts_of(rope)
         torch.ops.penstock.decoder_block(
-            x[0], *rope, step.slots, step.query_starts, step.lengths, step.block_tables,
+            x[0], cosines, sines, step.slots, step.query_starts, step.lengths, step.block_tables,
             pages.keys, pages.values,
             self.linears, self.outputs, self.norms, self.eps, self.shift, self.scale, multiplier,
-            attend.window or 0, self.activation, self.is_gated,
+            attend.window or 0, self.activation, self.is_gated, self.norms_rotated, q_scales,
         )  # fmt: skip
         return x
 
@@ -246,6 +255,7 @@ def block_operands(
         scale=attention.scale,
         activation=ACTIVATIONS.index(mlp.activation),
         is_gated=mlp.is_gated,
+        norms_rotated=attention.norms_rotated,
     )
 
 

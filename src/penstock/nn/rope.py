@@ -60,16 +60,27 @@ def rope_tables(
         return cosines.to(dtype), sines.to(dtype)
 
 
+def query_scales(
+    positions: Int[Tensor, "batch seq"], scaling: RopeScaling, dtype: torch.dtype
+) -> Float[Tensor, "batch 1 seq 1"]:
+    """Return factors on the rotated queries, which grow where positions are beyond the original context."""
+    context, beta = scaling.original_max_position_embeddings, scaling.llama_4_scaling_beta
+    assert context is not None and beta is not None, scaling  # noqa: PT018
+    return (1 + beta * torch.log(1 + torch.floor(positions / context)))[:, None, :, None].to(dtype)
+
+
 class RopeCache:
     """Cosines and sines of positions from 0 on, of several rules; the tables grow on demand.
 
     Args:
         make: from positions [1, n] to cosines and sines, each [rules, 1, n, head_dim], independent per
-            position.
+            position, and factors on queries, [1, 1, n, 1], or None.
         max_positions: upper bound on the length of the tables.
     """
 
-    def __init__(self, make: Callable[[Tensor], tuple[Tensor, Tensor]], *, max_positions: int) -> None:
+    def __init__(
+        self, make: Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]], *, max_positions: int
+    ) -> None:
         self._make, self._max_positions = make, max_positions
         self._tables = make(
             torch.zeros(1, 1, dtype=torch.long)
@@ -77,7 +88,7 @@ class RopeCache:
 
     def up_to(
         self, position: int
-    ) -> tuple[Float[Tensor, "rules 1 n head_dim"], Float[Tensor, "rules 1 n head_dim"]]:
+    ) -> tuple[Float[Tensor, "rules 1 n head_dim"], Float[Tensor, "rules 1 n head_dim"], Tensor | None]:
         """Return tables that include `position`; when they grow, they double."""
         length = self._tables[0].shape[2]
         if position >= length:
@@ -115,6 +126,9 @@ def rope_frequencies(
         return 1.0 / (theta**exponents), 1.0
     if scaling.rope_type == "linear":
         return 1.0 / (theta**exponents) / scaling.factor, 1.0
+    if scaling.rope_type == "ntk_alpha":
+        assert scaling.alpha is not None, scaling
+        return 1.0 / ((theta * scaling.alpha ** (head_dim / (head_dim - 2))) ** exponents), 1.0
     if scaling.rope_type == "dynamic":
         base = _dynamic_base(positions, head_dim, theta=theta, scaling=scaling, max_positions=max_positions)
         return 1.0 / (base**exponents), 1.0

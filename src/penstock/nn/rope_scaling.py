@@ -1,10 +1,11 @@
 """Settings that extend rotary position embeddings beyond the trained context; no torch.
 
-Five published rules, with the field names of Hugging Face's `rope_parameters`:
+Six published rules, with the field names of Hugging Face's `rope_parameters`:
 
 - linear: positions divided by `factor` (Chen et al., "Extending context window of large language
   models via positional interpolation", arXiv:2306.15595);
 - dynamic: the base grows with the longest position beyond the context ("NTK-aware", 2023);
+- ntk_alpha: the base grows by a fixed amount (HunYuan, whose config.json calls it dynamic);
 - yarn: per-frequency mix of the two and a temperature (Peng et al., arXiv:2309.00071);
 - llama3: the rule of Llama 3.1, which leaves high frequencies unchanged;
 - longrope: a divisor of its own for each frequency, of two sets: one for texts up to the original context and
@@ -22,7 +23,7 @@ from typing import Any, Literal, cast
 from penstock.core.checks import is_number
 from penstock.core.errors import ConfigError, ModelError, nearest
 
-RopeType = Literal["linear", "dynamic", "yarn", "llama3", "longrope"]
+RopeType = Literal["linear", "dynamic", "yarn", "llama3", "longrope", "ntk_alpha"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,10 @@ class RopeScaling:
     """yarn as in DeepSeek: denominator of the attention factor."""
     truncate: bool | None = None
     """yarn: round the mixing range to whole frequencies; unset: yes."""
+    alpha: float | None = None
+    """ntk_alpha: the base is multiplied by alpha^(d / (d - 2)) for heads of d rotated dimensions."""
+    llama_4_scaling_beta: float | None = None
+    """yarn of Ministral 3: weight of ln(1 + floor(position / original context)) in the factor on a query."""
     short_factor: tuple[float, ...] | None = None
     """longrope: divisor of each frequency where no text is longer than the original context."""
     long_factor: tuple[float, ...] | None = None
@@ -71,16 +76,24 @@ class RopeScaling:
                 raise ConfigError(
                     f"rope_scaling.{name} has no meaning for {self.rope_type}", got=getattr(self, name)
                 )
-        for name in ("short_factor", "long_factor"):
-            for divisor in getattr(self, name) or ():
-                if not 0 < divisor < inf:
-                    raise ConfigError(f"rope_scaling.{name} must have positive numbers", got=divisor)
+        self._check_positive()
         low, high = self.low_freq_factor, self.high_freq_factor
         if low is not None and high is not None and high <= low:
             raise ConfigError("rope_scaling.high_freq_factor must exceed low_freq_factor", got=(low, high))
 
+    def _check_positive(self) -> None:
+        if self.alpha is not None and not 0 < self.alpha < inf:
+            raise ConfigError("rope_scaling.alpha must be positive", got=self.alpha)
+        for name in ("short_factor", "long_factor"):
+            for divisor in getattr(self, name) or ():
+                if not 0 < divisor < inf:
+                    raise ConfigError(f"rope_scaling.{name} must have positive numbers", got=divisor)
 
-_YARN = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
+
+_YARN = (
+    "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
+    "llama_4_scaling_beta",
+)  # fmt: skip
 _ORIGINAL = "original_max_position_embeddings"
 _ROTATED = "partial_rotary_factor"
 _DIVISORS = ("short_factor", "long_factor")
@@ -90,13 +103,17 @@ _FIELDS: dict[RopeType, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "yarn": ((_ORIGINAL,), _YARN),
     "llama3": ((_ORIGINAL, "low_freq_factor", "high_freq_factor"), ()),
     "longrope": ((_ORIGINAL, *_DIVISORS), ("attention_factor",)),
+    "ntk_alpha": (("alpha",), ()),
 }
 
 
+_UNUSED = {"ntk_alpha": frozenset({"beta_fast", "beta_slow", "mscale", "mscale_all_dim"})}
+"""Fields of other rules that published folders have, and transformers does not read."""
 _THETA = 10_000.0
 _OF_ANY_RULE = {"rope_type", "type", "rope_theta", _ROTATED} | {
     _ORIGINAL,  # transformers writes it for every rule and reads it for two
     "finetuned",  # in the first models with yarn; not used
+    "max_position_embeddings",  # Ministral 3; not used
 }
 ROPE_KEYS = _OF_ANY_RULE.union(["factor"], *(chain(*both) for both in _FIELDS.values()))
 """Keys of `rope_parameters` that are read."""
@@ -143,7 +160,8 @@ def read_rope(
         found = dict(default)
     rule = _kind(found, names)
     own = {"factor", *chain(*_FIELDS[rule])} if rule in _FIELDS else ROPE_KEYS
-    foreign = sorted(key for key in found.keys() - own - _OF_ANY_RULE if found[key] is not None)
+    unused = _UNUSED.get(rule, frozenset())
+    foreign = sorted(key for key in found.keys() - own - unused - _OF_ANY_RULE if found[key] is not None)
     if foreign:
         options = " ".join(f"--ignore-key {where}.{key}" for key in foreign if key not in ROPE_KEYS)
         raise ModelError(
@@ -176,6 +194,8 @@ def _kind(found: Mapping[str, Any], names: Mapping[str, str]) -> str:  # Any: JS
     """Return the kind of a rule; raise ModelError for an unknown one."""
     given = found.get("rope_type") or found.get("type") or "default"
     kind = names.get(given, given) if isinstance(given, str) else given
+    if kind == "ntk_alpha" and not found.get("alpha"):
+        kind = given  # without alpha it is the rule of the same name
     if kind not in ("default", *_FIELDS):
         raise ModelError("Unknown rope_type", got=kind, fix=nearest(str(kind), ["default", *_FIELDS]))
     return cast(str, kind)

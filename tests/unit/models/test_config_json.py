@@ -93,6 +93,28 @@ def test_odd_values_of_untrusted_configs_are_refused_in_words(changes, message):
         config_of({"model_type": "llama", **SIZES, **changes})
 
 
+def test_phi_4_mini_opens_as_published():
+    """Its keys and values, with fewer layers."""
+    short, long = [1.0] * 48, [1.0 + step for step in range(48)]
+    raw = {
+        "architectures": ["Phi3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config", "AutoTokenizer": "Xenova/gpt-4o"},
+        "bos_token_id": 199999, "embd_pdrop": 0.0, "eos_token_id": 199999, "full_attn_mod": 1,
+        "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02, "intermediate_size": 8192,
+        "interpolate_factor": 1, "lm_head_bias": False, "max_position_embeddings": 131072, "mlp_bias": False,
+        "model_type": "phi3", "num_attention_heads": 24, "num_hidden_layers": 2, "num_key_value_heads": 8,
+        "original_max_position_embeddings": 4096, "pad_token_id": 199999, "partial_rotary_factor": 0.75,
+        "resid_pdrop": 0.0, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 262144,
+        "rope_scaling": {"long_factor": long, "short_factor": short, "type": "longrope"},
+        "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.45.0",
+        "use_cache": True, "vocab_size": 200064,
+    }  # fmt: skip
+    config = config_of(raw)
+    assert (config.rotated_dims, config.context) == (96, 131_072)
+    assert config.rope_scaling is not None
+    assert (config.rope_scaling.factor, config.rope_scaling.long_factor) == (32.0, tuple(long))
+
+
 def test_keys_that_are_null_are_absent():
     assert config_of({**LLAMA, "partial_rotary_factor": None}) == config_of(LLAMA)
     half = {**LLAMA, "model_type": "glm", "num_key_value_heads": 2, "head_dim": 16}

@@ -7,7 +7,7 @@ from penstock.core.config import build
 from penstock.core.errors import ConfigError
 from penstock.models import FAMILIES
 from penstock.models.decoder.config import DecoderConfig
-from penstock.models.presets import PRESETS, expanded
+from penstock.models.presets import PRESETS, SOURCES, expanded
 
 PUBLISHED = {
     "llama2-7b": 6_738_415_616,
@@ -40,6 +40,22 @@ PUBLISHED = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
+    "granite4.0-micro": 3_402_836_480,
+    "granite4.1-3b": 3_402_836_480,
+    "phi3-mini-4k": 3_821_079_552,
+    "phi3.5-mini": 3_821_079_552,
+    "phi4": 14_659_507_200,
+    "phi4-mini": 3_836_021_760,
+    "ministral3-3b": 3_429_006_336,
+    "ministral3-8b": 8_489_553_920,
+    "devstral-small2-24b": 23_572_403_200,
+    "mistral-small3.1-24b": 23_572_403_200,
+    "smollm3-3b": 3_075_098_624,
+    "seed-oss-36b": 36_151_104_512,
+    "glm4-9b-chat": 9_399_951_360,
+    "cwm": 32_581_097_472,
+    "helium1-preview-2b": 2_172_643_840,
+    "ernie4.5-0.3b": 360_748_032,
 }
 
 
@@ -54,6 +70,11 @@ def test_a_preset_builds_on_the_meta_device_with_the_published_number_of_paramet
         model = FAMILIES[config.model_type](config)
     assert sum(parameter.numel() for parameter in model.parameters()) == PUBLISHED[name]
     assert config.num_parameters == PUBLISHED[name]
+
+
+def test_a_preset_of_another_family_than_the_first_says_where_it_was_read():
+    older = ("llama", "granite3", "granite-7b", "t5", "mistral-7b", "mistral-nemo", "qwen")
+    assert set(SOURCES) == {name for name in PRESETS if not name.startswith(older)}
 
 
 def test_keys_beside_a_preset_change_it():

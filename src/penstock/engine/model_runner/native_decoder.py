@@ -29,6 +29,7 @@ from penstock.engine.model_runner.kv_cache import PagedCache
 from penstock.engine.model_runner.serving_layers import FusedBlock
 from penstock.engine.model_runner.tensor_parallel import SummedEmbedding, SummedLinear, vocabulary_of
 from penstock.models.decoder.model import Decoder
+from penstock.nn.attention import parts_of
 from penstock.nn.fused import BlockOperands, FusedRMSNorm, operands_of
 from penstock.nn.linear.packed import MergedLinear, to_panels
 from penstock.nn.rope import RopeCache
@@ -98,7 +99,7 @@ def _merged(
 class _Network(Protocol):
     """`torch.classes.penstock.Network`."""
 
-    def run(self, *integers_and_angles: Tensor) -> tuple[Tensor, Tensor]:
+    def run(self, *integers_and_angles: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return hidden states and logits."""
         ...
 
@@ -151,9 +152,9 @@ class NativeDecoder:
     def run(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
         """Return hidden states [t, hidden], defined for the tokens that the batch needs, and logits [r,
         vocab]."""
-        cosines, sines = self._rope.up_to(int(batch.positions.max()))
+        tables = self._rope.up_to(int(batch.positions.max()))
         ids, positions, *rest = map(torch.from_numpy, _arrays(batch))
-        hidden, logits = self._network.run(ids, positions, cosines, sines, *rest)
+        hidden, logits = self._network.run(ids, positions, *tables, *rest)
         return hidden, logits if self._logits_scaling == 1.0 else logits / self._logits_scaling
 
 
@@ -192,7 +193,12 @@ def _of_blocks(
             model.embedding_factor(model.norm.weight.dtype),
             blocks[0].shift,
         ],
-        [blocks[0].activation, blocks[0].is_gated, model.config.family.qk_norm == "whole"],
+        [
+            blocks[0].activation,
+            blocks[0].is_gated,
+            model.config.family.qk_norm == "whole",
+            blocks[0].norms_rotated,
+        ],
         vocabulary_of(model, group),
         cache.pages,
         None if board is None else board.native_board,
@@ -203,10 +209,11 @@ def _of_blocks(
     return NativeDecoder(network, rope, model, dtype=dtype, most_tokens=most_tokens)
 
 
-def _tables(model: Decoder, dtype: torch.dtype, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines, each [rules, 1, n, head_dim], in the order of `model.rope_rules`."""
-    cosines, sines = zip(*model.ropes(positions, dtype), strict=True)
-    return torch.cat(cosines), torch.cat(sines)
+def _tables(model: Decoder, dtype: torch.dtype, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return cosines and sines, each [rules, 1, n, head_dim], in the order of `model.rope_rules`, and the
+    factors on queries, [1, 1, n, 1], which are the same for all rules."""
+    cosines, sines, scales = zip(*map(parts_of, model.ropes(positions, dtype)), strict=True)
+    return torch.cat(cosines), torch.cat(sines), scales[0]
 
 
 def _blocks(model: Decoder, cache: PagedCache) -> list[BlockOperands] | None:

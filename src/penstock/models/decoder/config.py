@@ -158,6 +158,14 @@ class DecoderConfig:
         for base in bases or ():
             if not 0 <= base < inf:
                 raise ConfigError("layer_rope_theta must have positive numbers, or 0", got=base)
+        if self.rope_scaling is not None and self.rope_scaling.llama_4_scaling_beta is not None:
+            if not self.family.scales_queries:
+                raise ConfigError(
+                    f"rope_scaling.llama_4_scaling_beta is not supported by {self.model_type} models",
+                    got=self.rope_scaling.llama_4_scaling_beta,
+                    fix="Set model_type to ministral3, or leave it out.",
+                )
+            assert self.scaled_layers is None, "all layers have one rule"
         scaling, frequencies = self.rope_scaling, self.rotated_dims // 2
         for name in ("short_factor", "long_factor"):
             divisors = None if scaling is None else getattr(scaling, name)
@@ -280,7 +288,7 @@ class DecoderConfig:
             if name in self.attention_biases:
                 shapes[f"attention.{name}.bias"] = linear[name][:1]
         for name in ("query", "key") if self.family.qk_norm else ():
-            size = self.size_of_head if self.family.qk_norm == "head" else linear[name][0]
+            size = linear[name][0] if self.family.qk_norm == "whole" else self.size_of_head
             shapes[f"attention.{name}_norm.weight"] = (size,)
         for name in ("attention_out_norm", "mlp_norm"):
             if name in norms:

@@ -26,7 +26,7 @@ from penstock.nn.linear.lora import adapter_of
 from penstock.nn.mlp import FeedForward
 from penstock.nn.new_rows import rows_of
 from penstock.nn.norm import RMSNorm
-from penstock.nn.rope import rope_tables
+from penstock.nn.rope import query_scales, rope_tables
 
 log = logging.getLogger(__name__)
 
@@ -296,8 +296,11 @@ class Decoder(nn.Module):
         *,
         token_keys: Int64[Tensor, "batch seq"] | None = None,
     ) -> list[tuple[Tensor, ...]]:
-        """Return cosines and sines at these positions, and `token_keys`, for each of `rope_rules`."""
+        """Return `Rope` at these positions, and `token_keys`, for each of `rope_rules`."""
         keys = () if token_keys is None else (token_keys,)
+        scaling = self.config.rope_scaling
+        has_scales = scaling is not None and scaling.llama_4_scaling_beta is not None
+        scales = (query_scales(positions, scaling, dtype),) if scaling is not None and has_scales else ()
         return [
             (
                 *rope_tables(
@@ -308,6 +311,7 @@ class Decoder(nn.Module):
                     longest_text=self.longest_text,
                     dtype=dtype,
                 ),
+                *scales,
                 *keys,
             )
             for rule in self.rope_rules

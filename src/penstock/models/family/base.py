@@ -114,8 +114,11 @@ class Family:
     """Projections that then have one."""
     rotates_part: bool = False
     """True if `partial_rotary_factor` is a key of the family, and above 0."""
-    qk_norm: Literal["head", "whole"] | None = None
-    """Norms of queries and keys before rotary embedding: of each head by itself, or of all heads together."""
+    qk_norm: Literal["head", "whole", "rotated"] | None = None
+    """Norms of queries and keys before rotary embedding: of each head by itself, or of all heads together; or
+    of each head after it."""
+    scales_queries: bool = False
+    """True if `llama_4_scaling_beta` is a key of the family's rotary scaling."""
     norm_placement: Literal["pre", "post", "sandwich"] = "pre"
     """Norms of a block: before attention and feed-forward, after them (before the residual sum), or both."""
     has_zero_centered_norms: bool = False
@@ -173,8 +176,11 @@ NEUTRAL: Mapping[str, object] = {
 
 _NEUTRAL_ELSEWHERE: Mapping[str, object] = {
     "add_cross_attention": False,
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
     "is_causal": True,
     "is_llama_config": True,
+    "lm_head_bias": False,
     "pruned_heads": {},
     "rope_interleaved": False,
     "tie_encoder_decoder": False,

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from penstock.core.errors import ConfigError
-from penstock.models.family.base import DEFAULTS, Family, Raw
+from penstock.models.family.base import BOOKKEEPING, DEFAULTS, Family, Raw
 from penstock.models.family.windows import (
     FULL,
     SLIDING,
@@ -70,6 +70,7 @@ FAMILY = Family(
         "attention_bias", "mlp_bias", "sliding_window", "use_sliding_window", "layer_types", "no_rope_layers",
         "no_rope_layer_interval",
     }),
+    ignored=BOOKKEEPING | {"max_window_layers"},  # published, and not read by transformers
     settings=frozenset({"layer_rope_theta"}),
     defaults={
         **DEFAULTS,

@@ -107,10 +107,10 @@ def with_token_keys(model: nn.Module) -> None:
 def _with_keys(
     forward: Callable[..., Any], layers: list[nn.Module], x: Tensor, rope: tuple[Tensor, ...], *others: Any
 ) -> Any:  # Any: arguments and result of a block
-    cos, sin, *keys = rope
+    keys = [table for table in rope if not table.is_floating_point()]
     _give(layers, keys[0] if keys else None)
     try:
-        return forward(x, (cos, sin), *others)
+        return forward(x, tuple(table for table in rope if table.is_floating_point()), *others)
     finally:
         _give(layers, None)
 

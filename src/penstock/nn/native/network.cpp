@@ -54,7 +54,7 @@ class Network : public torch::CustomClassHolder {
  public:
   // blocks: of each, OF_BLOCK operands in the order of `decoder_block`; ends: embedding, last norm, operands of the
   // output matrix; outputs: of each linear layer, the output matrix last; numbers: eps, scale, multipliers of
-  // residual sums and of the embedding, shift of norms; options: activation, is_gated, has_whole_norms; vocabulary: first
+  // residual sums and of the embedding, shift of norms; options: activation, is_gated, has_whole_norms, norms_rotated; vocabulary: first
   // token of each rank's rows, and the number of all; ropes: of each block, its table of angles; pages: [blocks of the
   // network, 2, pages, heads, positions, dim], or of codes and scales; board: of the ranks, if there are several.
   Network(Operands blocks, Operands ends, std::vector<int64_t> outputs, std::vector<int64_t> windows,
@@ -64,7 +64,7 @@ class Network : public torch::CustomClassHolder {
       : blocks_(std::move(blocks)), ends_(std::move(ends)), pages_(std::move(pages)), board_(std::move(board)),
         type_(ends_.get(0).value().scalar_type()) {
     const size_t count = windows.size();
-    TORCH_CHECK(blocks_.size() == count * OF_BLOCK && ends_.size() == 2 + OF_LINEAR && numbers.size() == 5 && options.size() == 3 && count > 0 &&
+    TORCH_CHECK(blocks_.size() == count * OF_BLOCK && ends_.size() == 2 + OF_LINEAR && numbers.size() == 5 && options.size() == 4 && count > 0 &&
                 outputs.size() == count * LINEARS + 1 && ropes.size() == count && pages_.dim() == 6 && pages_.is_contiguous() &&
                 pages_.size(0) == static_cast<int64_t>(count), "Network: operands of ", count, " blocks, pages ", pages_.sizes());
     const at::Tensor embedding = ends_.get(0).value();
@@ -85,6 +85,7 @@ class Network : public torch::CustomClassHolder {
     model_.residual_multiplier = numbers[2], model_.embedding_multiplier = numbers[3], model_.shift = numbers[4];
     TORCH_CHECK(options[0] >= 0 && options[0] < gate::ACTIVATIONS, "Network: no activation ", options[0]);
     model_.activation = gate::Activation(options[0]), model_.is_gated = options[1], model_.has_whole_norms = options[2];
+    model_.norms_rotated = options[3];
     for (size_t i = 0; i < count; ++i) add_block(i * OF_BLOCK, &outputs[i * LINEARS], windows[i], ropes[i]);
     TORCH_CHECK(*std::min_element(ropes.begin(), ropes.end()) >= 0, "Network: tables of angles ", ropes);
     model_.ropes = *std::max_element(ropes.begin(), ropes.end()) + 1;
@@ -126,10 +127,10 @@ class Network : public torch::CustomClassHolder {
     added_ = std::move(rows);
   }
 
-  // cosines, sines: [tables of angles, 1, positions, dim].
+  // cosines, sines: [tables of angles, 1, positions, dim]; q_scales: factors on queries, [positions], or none.
   // Returns the normalised stream of all tokens, right where rows or others ask for it, and the logits of rows.
   std::tuple<at::Tensor, at::Tensor> run(const at::Tensor& ids, const at::Tensor& positions, const at::Tensor& cosines,
-                                         const at::Tensor& sines, const at::Tensor& slots, const at::Tensor& starts,
+                                         const at::Tensor& sines, const std::optional<at::Tensor>& q_scales, const at::Tensor& slots, const at::Tensor& starts,
                                          const at::Tensor& lengths, const at::Tensor& tables, const at::Tensor& rows,
                                          const at::Tensor& others, const at::Tensor& adapters) {
     const int64_t tokens = ids.numel(), num_blocks = pages_.size(2), block_size = pages_.size(4);
@@ -157,7 +158,9 @@ class Network : public torch::CustomClassHolder {
                                     model_.heads * model_.dim, model_.heads, model_.kv_heads, block_size, model_.dim,
                                     tables.size(1), 0, model_.scale};
       const rotary::Heads<T> heads{data<T>(cosines), data<T>(sines), positions.const_data_ptr<int64_t>(),
-                                   nullptr, nullptr, model_.eps, model_.shift, model_.heads, model_.kv_heads, model_.dim};
+                                   nullptr, nullptr, model_.eps, model_.shift, model_.heads, model_.kv_heads, model_.dim,
+                                   nullptr, model_.norms_rotated,
+                                   static_cast<const T*>(pointer_of(q_scales, type_, angles / model_.dim))};
       const int64_t size = model_.board ? 0 : chunk_size(tokens, num_threads(), block_bytes(), is_tiled(model_.layers.front().gate_up.type));
       Cuts<T, P> cuts(model_, task, size ? 0 : lengths.numel(), kept);
       Step<T, P> step{model_, tokens, ids.const_data_ptr<int64_t>(), slots.const_data_ptr<int64_t>(), heads, angles, task,

@@ -45,7 +45,7 @@ struct Model {
   int64_t hidden, heads, kv_heads, dim;
   float eps, scale, residual_multiplier, embedding_multiplier, shift;  // the shift is added to the weights of norms
   gate::Activation activation;
-  bool is_gated, has_whole_norms;  // the latter: of queries and keys, over all heads of all ranks
+  bool is_gated, has_whole_norms, norms_rotated;  // norms of queries and keys: over all heads of all ranks; after rotation
   int64_t rank() const { return board ? board->rank() : 0; }
   // Of one token, on the rank that has most of the vocabulary.
   int64_t logits_bytes(int64_t item) const { return item * (vocabulary.back() / (std::ssize(vocabulary) - 1) + 1); }

@@ -23,7 +23,8 @@ at::Tensor activate(const at::Tensor& gate_up, int64_t activation, bool is_gated
 namespace rotary {
 at::Tensor rotate_and_store(const at::Tensor& qkv, const at::Tensor& cosines, const at::Tensor& sines,
                             const at::Tensor& slots, at::Tensor keys, at::Tensor values, const Optional& q_norm,
-                            const Optional& k_norm, double eps, double shift);
+                            const Optional& k_norm, double eps, double shift, bool norms_rotated,
+                            const Optional& q_scales);
 }
 
 }  // namespace penstock

@@ -31,11 +31,11 @@ const T* weight_of(const std::optional<at::Tensor>& norm, int64_t size) {
 at::Tensor rotate_and_store(const at::Tensor& qkv, const at::Tensor& cosines, const at::Tensor& sines,
                             const at::Tensor& slots, at::Tensor keys, at::Tensor values,
                             const std::optional<at::Tensor>& q_norm, const std::optional<at::Tensor>& k_norm,
-                            double eps, double shift) {
+                            double eps, double shift, bool norms_rotated, const std::optional<at::Tensor>& q_scales) {
   check(qkv, cosines, sines, slots, keys, values);
   const int64_t tokens = qkv.size(0), block_size = keys.size(2), dim = dim_of(keys);
   const int64_t kv_heads = keys.size(1), heads = qkv.size(1) / dim - 2 * kv_heads;
-  const bool is_whole = q_norm && q_norm->numel() == heads * dim;  // with one head this is the norm of that head
+  const bool is_whole = !norms_rotated && q_norm && q_norm->numel() == heads * dim;  // with one head this is the norm of that head
   at::Tensor q = at::empty({tokens, heads, dim}, qkv.options());
   at::Tensor means = at::empty({tokens, 2}, qkv.options().dtype(at::kFloat));
   dispatch_pages(qkv, keys, [&](auto zero, auto page_zero) {
@@ -43,7 +43,7 @@ at::Tensor rotate_and_store(const at::Tensor& qkv, const at::Tensor& cosines, co
     using P = decltype(page_zero);
     Heads<T> of{data<T>(cosines), data<T>(sines), nullptr, weight_of<T>(q_norm, is_whole ? heads * dim : dim),
                 weight_of<T>(k_norm, is_whole ? kv_heads * dim : dim), static_cast<float>(eps), static_cast<float>(shift),
-                heads, kv_heads, dim};
+                heads, kv_heads, dim, nullptr, norms_rotated, weight_of<T>(q_scales, tokens)};
     Regions threads;
     if (is_whole) {
       measure(threads, of, data<T>(qkv), tokens, writable<float>(means));
@@ -59,7 +59,8 @@ at::Tensor rotate_and_store(const at::Tensor& qkv, const at::Tensor& cosines, co
 
 TORCH_LIBRARY_FRAGMENT(penstock, m) {
   m.def("rotate_and_store(Tensor qkv, Tensor cosines, Tensor sines, Tensor slots, Tensor(a!) keys, "
-        "Tensor(b!) values, Tensor? q_norm, Tensor? k_norm, float eps, float shift=0) -> Tensor");
+        "Tensor(b!) values, Tensor? q_norm, Tensor? k_norm, float eps, float shift=0, "
+        "bool norms_rotated=False, Tensor? q_scales=None) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(penstock, CPU, m) { m.impl("rotate_and_store", penstock::rotary::rotate_and_store); }

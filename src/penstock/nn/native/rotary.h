@@ -19,6 +19,8 @@ struct Heads {
   float eps, shift;
   int64_t heads, kv_heads, dim;
   const float* means = nullptr;  // [tokens, 2]: mean squares of all queries and of all keys; null: heads have norms of their own
+  bool norms_rotated = false;      // norms come after the rotation
+  const T* q_scales = nullptr;     // factors on the rotated queries, [tokens], or of all positions; or null
 };
 
 // means = the mean squares of a token's queries and of its keys, each over all heads.
@@ -33,7 +35,7 @@ void measure(Threads& threads, const Heads<T>& of, const T* qkv, int64_t tokens,
   });
 }
 
-// out = rotated(normalised(x)); the norm is rounded to the stored type, as the plain network does.
+// out = rotated(normalised(x)), or normalised(rotated(x)); the norm is rounded to the stored type, as the plain network does.
 // mean: the mean square that the norm divides by; null: that of x.
 template <class T>
 void rotate(const T* x, const T* norm, const float* mean, const Heads<T>& of, int64_t token, T* out) {
@@ -41,7 +43,7 @@ void rotate(const T* x, const T* norm, const float* mean, const Heads<T>& of, in
   const int64_t angles = (of.positions ? of.positions[token] : token) * of.dim;
   const T *cosines = of.cosines + angles, *sines = of.sines + angles;
   static thread_local std::vector<T> normed;
-  if (norm) {
+  if (norm && !of.norms_rotated) {
     normed.resize(of.dim);
     scale_row(x, mean ? *mean : mean_square(x, of.dim), norm, of.eps, of.shift, normed.data(), of.dim);
     x = normed.data();
@@ -51,6 +53,16 @@ void rotate(const T* x, const T* norm, const float* mean, const Heads<T>& of, in
     at.store(out + i, first * at.load(cosines + i) - second * at.load(sines + i));
     at.store(out + half + i, Vec::fma(first, at.load(sines + half + i), second * at.load(cosines + half + i)));
   });
+  if (norm && of.norms_rotated) scale_row(out, mean_square(out, of.dim), norm, of.eps, of.shift, out, of.dim);
+}
+
+// As `rotate`, for queries, whose factor is of their position; it is a product of its own, as in the plain network.
+template <class T>
+void rotate_query(const T* x, const T* norm, const float* mean, const Heads<T>& of, int64_t token, T* out) {
+  rotate(x, norm, mean, of, token, out);
+  if (!of.q_scales) return;
+  const Vec factor(static_cast<float>(of.q_scales[of.positions ? of.positions[token] : token]));
+  each_lane(of.dim, [&](int64_t i, auto at) { at.store(out + i, at.load(out + i) * factor); });
 }
 
 constexpr int64_t AHEAD = 8;  // heads: pages lie anywhere, and a line must be read before it is written to
@@ -72,7 +84,7 @@ void take_tokens(Threads& threads, const Heads<T>& of, const T* qkv, const int64
     const float *q_mean = of.means ? of.means + 2 * token : nullptr, *k_mean = of.means ? q_mean + 1 : nullptr;
     const T* k_norm = of.k_norm ? of.k_norm + head * stride : nullptr;
     for (int64_t i = head * group; i < (head + 1) * group; ++i)
-      rotate(in + i * of.dim, of.q_norm ? of.q_norm + i * stride : nullptr, q_mean, of, token, q + (token * of.heads + i) * of.dim);
+      rotate_query(in + i * of.dim, of.q_norm ? of.q_norm + i * stride : nullptr, q_mean, of, token, q + (token * of.heads + i) * of.dim);
     if constexpr (is_coded<P>) {
       static thread_local std::vector<T> rotated;
       rotated.resize(of.dim);
