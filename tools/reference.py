@@ -111,7 +111,6 @@ PRESETS_PAGE = """\
 `"none"` takes away what the preset has. docs/explanation/models.md says how they are tested.
 
 """
-<<<<<<< HEAD
 MODELS_PAGE = """\
 # Models that open
 
@@ -126,13 +125,13 @@ REFUSED_PAGE = """\
 
 Penstock refuses every other folder, and names what its model has and Penstock lacks, by the keys of its
 `config.json`. These have no such key:
-=======
+
+"""
 SOURCES_OF_PRESETS = """\
 ## Where they were read
 
 The values of these shapes were read in November 2026. Those of the others are from memory; their numbers of
 parameters equal the published ones.
->>>>>>> 747e4b2e (models: HunYuan dense and Ministral 3; presets that say their source)
 
 """
 HTTP = """\

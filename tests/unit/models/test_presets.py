@@ -93,7 +93,7 @@ def test_what_a_preset_has_can_be_taken_away():
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("llama3.1-8B", "Did you mean 'llama3.1-8b'"), (7, "Known: granite-7b, ")]
+    ("name", "hint"), [("llama3.1-8B", "Did you mean 'llama3.1-8b'"), (7, "Known: cwm, devstral")]
 )
 def test_an_unknown_preset_names_the_nearest(name, hint):
     with pytest.raises(ConfigError, match=hint):
