@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.tiny_models import SHAPE
+from tests.tiny_models import MINISTRAL3, SHAPE
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
@@ -14,6 +14,7 @@ from transformers import (
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    Ministral3Config,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     MistralConfig,
@@ -38,9 +39,9 @@ SEEN = {
 IDS = torch.randint(0, SHAPE["vocab_size"] - 1, (2, 20), generator=torch.Generator().manual_seed(0))
 
 
-def mistral3(*, tied, text_says=None):
+def mistral3(*, tied, text_says=None, kind=MistralConfig, **own):
     says = tied if text_says is None else text_says
-    text = MistralConfig(**SHAPE, head_dim=16, sliding_window=None, tie_word_embeddings=says)
+    text = kind(**SHAPE, head_dim=16, sliding_window=None, tie_word_embeddings=says, **own)
     config = Mistral3Config(
         text_config=text.to_dict(),
         vision_config={"model_type": "pixtral", **SEEN, "head_dim": 8},
@@ -71,6 +72,7 @@ def idefics3():
 
 WHOLE = {
     "mistral3": lambda: mistral3(tied=False),
+    "ministral3": lambda: mistral3(tied=True, kind=Ministral3Config, rope_parameters=MINISTRAL3),
     "mistral3-tied": lambda: mistral3(tied=True),
     "mistral3-tied-as-a-whole": lambda: mistral3(tied=True, text_says=False),
     "mistral3-tied-as-a-part": lambda: mistral3(tied=False, text_says=True),

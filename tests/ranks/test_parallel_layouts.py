@@ -225,6 +225,16 @@ FAMILIES = {
         },
     },
     "smollm3": {"model_type": "smollm3", "layer_rope_theta": [0.0, 10_000.0]},
+    "hunyuan": {"model_type": "hunyuan_v1_dense"},
+    "ministral3": {
+        "model_type": "ministral3",
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 6.0,
+            "original_max_position_embeddings": 4,
+            "llama_4_scaling_beta": 0.3,
+        },
+    },
     "olmo2": {"model_type": "olmo2"},
     "glm4": {"model_type": "glm4", "attention_bias": True, "partial_rotary_factor": 0.5},
     "gemma": {"model_type": "gemma", "tie_word_embeddings": True},
@@ -267,10 +277,12 @@ def test_stages_keep_multipliers_windows_and_tied_matrices(corpus, tmp_path, pla
     assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=stages), plain(model))
 
 
-@pytest.mark.parametrize("rule", ["all_gather", "ulysses"])
-def test_stages_and_stretches_keep_layers_without_positions(corpus, tmp_path, plain, rule):
-    bases = {"layer_rope_theta": [10_000.0, 0.0, 10_000.0, 0.0], "num_hidden_layers": 4}
-    model = LLAMA | FAMILIES["smollm3"] | bases
+@pytest.mark.parametrize(
+    ("family", "rule"), [("smollm3", "all_gather"), ("smollm3", "ulysses"), ("ministral3", "ulysses")]
+)
+def test_stages_and_stretches_keep_what_depends_on_positions(corpus, tmp_path, plain, family, rule):
+    bases = {"layer_rope_theta": [10_000.0, 0.0, 10_000.0, 0.0]} if family == "smollm3" else {}
+    model = LLAMA | FAMILIES[family] | bases | {"num_hidden_layers": 4}
     recipe = recipe_of(corpus, tmp_path, model=model, pipeline=2, context=2, rows=4, context_rule=rule)
     assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=4), plain(model))
 

@@ -226,7 +226,7 @@ def test_a_recipe_builds_a_config_and_reads_its_own_dump():
             r"long_factor must have a number for each of the 4 frequencies \(got '3 numbers'",
         ),
         ({"layer_rope_theta": (0.0, 1e4)}, "not supported by llama models.*Set model_type to smollm3"),
-        ({"model_type": "mixtral"}, r"no such choice \(got 'mixtral'\). Known: cwm, ernie4_5, glm, granite"),
+        ({"model_type": "mixtral"}, r"no such choice \(got 'mixtral'\). Known: arcee, cwm, ernie4_5, gemma"),
         ({"attention_bias": True, "model_type": "qwen2"}, "not supported by qwen2 models"),
         (
             {"model_type": "qwen3", "max_window_layers": 1},

@@ -1,4 +1,4 @@
-"""Phi-3, 3.5, 4 and 4-mini (arXiv:2404.14219, arXiv:2412.08905): fused matrices, one window."""
+"""Phi-3, 3.5, 4 and 4-mini (arXiv:2404.14219, arXiv:2412.08905): fused matrices, one window, `longrope`."""
 
 from typing import TYPE_CHECKING
 
