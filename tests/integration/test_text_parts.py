@@ -167,5 +167,5 @@ def test_a_model_that_does_not_open_is_refused_with_what_is_missing(model_type):
     if model_type in TEXT_OPENS:
         assert config_of(raw).model_type in FAMILY
         return
-    with pytest.raises(ModelError, match=r"not supported: Penstock lacks .*Supported: cwm, ernie4_5, "):
+    with pytest.raises(ModelError, match=r"not supported: Penstock lacks .*Supported: arcee, cwm, ernie4_5, "):
         config_of(raw)
