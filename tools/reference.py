@@ -26,6 +26,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 SOURCES = ROOT / "src"
+DEFAULTS = "../src/penstock/obs/page/defaults.js"
+"""The module of the page of a run that has the recipe's defaults."""
 WRITTEN = "<!-- Written by tools/reference.py from the sources: `make format`. -->"
 
 API: Mapping[str, tuple[str, str, Mapping[str, Sequence[str]]]] = {
@@ -393,6 +395,31 @@ def recipe_page() -> str:
         if (found := section_in(hints[field.name])) is not None:
             parts += section(found[1], field.name, level=2)
     return "\n".join(parts)
+
+
+def recipe_defaults(cls: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the keys of a recipe and their defaults as the page of a run shows them; * is a corpus."""
+    from penstock.core.toml import plain
+
+    hints = get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        found, key = section_in(hints[field.name]), f"{prefix}{field.name}"
+        factory, default = field.default_factory, field.default
+        value = default if factory is dataclasses.MISSING else factory()
+        if found is not None and found[0] == "[{}.NAME]":
+            yield from recipe_defaults(found[1], f"{key}.*.")
+        elif found is not None and found[0] == "[{}]":
+            yield from recipe_defaults(found[1], f"{key}.")
+        if value is None or isinstance(value, bool | int | float | str | tuple | list):
+            yield key, plain(list(value) if isinstance(value, tuple) else value)
+
+
+def defaults_module() -> str:
+    """Return the defaults of all keys as a module of the page of a run."""
+    from penstock.train.recipe.config import TrainConfig
+
+    found = json.dumps(dict(recipe_defaults(TrainConfig)), indent=2, ensure_ascii=False)
+    return f"// Defaults of recipe keys. {WRITTEN.strip('<>!- ')}\n\nexport const DEFAULTS = {found};\n"
 
 
 def section(cls: Any, name: str, *, level: int, heading: str = "") -> Iterator[str]:
@@ -858,7 +885,7 @@ def pages() -> dict[str, str]:
     found["reference/http.md"] = http_page()
     found["reference/metrics.md"] = metrics_page()
     found["adr/index.md"] = decisions_page()
-    return {name: finished(name, text) for name, text in found.items()}
+    return {name: finished(name, text) for name, text in found.items()} | {DEFAULTS: defaults_module()}
 
 
 def finished(name: str, text: str) -> str:

@@ -120,6 +120,28 @@ def text_of(document):
     return "".join(text for text, _, _ in document["pieces"])
 
 
+def test_losses_are_those_of_the_next_checkpoint_if_the_job_deletes_the_nearest(
+    folder, tmp_path, monkeypatch
+):
+    shutil.copytree(folder / "runs" / "first", tmp_path / "runs" / "pruned")
+    saved = tmp_path / "runs" / "pruned" / "checkpoints"
+    fork_workers(monkeypatch)
+    with console(tmp_path / "runs") as (client, state):
+        ask, at = state.data.ask, f"/api/runs/{client.get('/api/runs').json()['runs'][0]['id']}"
+
+        def ask_late(question, run, **words):
+            if question == "model" and words["step"] == 6:  # after the list was read
+                shutil.rmtree(saved / "step-00000006", ignore_errors=True)
+            return ask(question, run, **words)
+
+        monkeypatch.setattr(state.data, "ask", ask_late)
+        scored = client.post(f"{at}/rows/7/losses", json={})
+        assert scored.status_code == 200, scored.text
+        assert scored.json()["rows"][0]["checkpoint"] == 3
+        (saved / "step-00000003" / "checkpoint.json").write_text("{")
+        assert client.post(f"{at}/rows/5/losses", json={"offset": 1}).status_code == 400
+
+
 def test_the_rows_of_a_step_are_those_of_data_where_in_pages(asked, folder):
     first = asked.get(f"{asked.run}/rows/5", params={"limit": 4}).json()
     then = asked.get(f"{asked.run}/rows/5", params={"offset": 4, "limit": 4}).json()

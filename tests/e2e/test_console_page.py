@@ -91,6 +91,10 @@ def folder(tmp_path_factory):
     config = json.loads((other / "config.json").read_text())
     config["optim"]["learning_rate"] = 0.123
     (other / "config.json").write_text(json.dumps(config))
+    records = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
+    kept = [record for record in records if record.get("step", 0) <= 20]
+    kept.append({"event": "mixture", "step": 20, "weights": {"web": 0.25}, "reason": "by hand"})
+    (other / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in kept))
     return folder
 
 
@@ -279,11 +283,15 @@ def test_two_runs_are_compared_at_the_same_step_with_the_difference_of_their_rec
     for box in boxes.all():
         box.check()
     page.get_by_role("link", name="Compare 2 runs").click()
-    expect(page.get_by_role("region", name="All of them at step 24")).to_contain_text("Loss")
+    expect(page.get_by_role("region", name="All of them at step 20")).to_contain_text("Loss")
     differences = page.get_by_role("region", name="Where the recipes differ")
     expect(differences).to_contain_text("optim.learning_rate")
     expect(differences).to_contain_text("0.123")
+    expect(differences).to_contain_text("from step 20 on: web 0.25: by hand")
     expect(page.locator("#loss canvas")).to_be_visible()
+    page.get_by_role("button", name="Common range").click()
+    expect(page).to_have_url(re.compile("from=1&to=20"))
+    expect(page.locator("#loss").get_by_role("button", name="whole run")).to_be_visible()
     check_is_usable(page)
     page.get_by_role("button", name="Same tokens").click()
     expect(page.get_by_role("region", name="All of them at tokens")).to_be_visible()
@@ -293,6 +301,20 @@ def test_two_runs_are_compared_at_the_same_step_with_the_difference_of_their_rec
     expect(page.get_by_role("region", name="All of them at tokens")).to_have_count(0)
     page.get_by_role("button", name="Add").click()
     expect(page.get_by_role("region", name="All of them at tokens")).to_be_visible()
+
+
+def test_a_recipe_shows_all_keys_or_those_that_differ_from_the_defaults(address, opened):
+    page = opened(address)
+    open_run(page)
+    page.get_by_role("link", name="Recipe", exact=True).click()
+    recipe = page.get_by_role("region", name="Recipe")
+    for key in ("guard.max_skips", "data.corpora.web.epochs"):
+        expect(recipe).to_contain_text(key)
+    page.get_by_label("Only what differs from the defaults").check()
+    for key in ("guard.max_skips", "data.corpora.web.epochs"):
+        expect(recipe).not_to_contain_text(key)
+    for key in ("data.sequence_length", "data.corpora.web.weight", "compute"):
+        expect(recipe).to_contain_text(key)
 
 
 def test_a_link_holds_the_axis_the_range_and_the_charts(address, opened):

@@ -2,8 +2,10 @@
 
 import * as api from "./api.js";
 import { Chat } from "../charts/chat.js";
-import { el, failure, segments } from "../charts/dom.js";
+import { el, failure, segments, throttled } from "../charts/dom.js";
 import { count } from "../charts/charts.js";
+
+const RENEW_MS = 3000;  // of the list of checkpoints, while the reader is at it
 
 export class ChatView {
   constructor(body, page, query) {
@@ -20,8 +22,9 @@ export class ChatView {
     }
     if (this.isClosed) return;
     if (found.why_not) return this.body.replaceChildren(el("p", { class: "empty" }, found.why_not));
-    const steps = [...found.steps].reverse(), number = (options) => el("input", { type: "number", ...options });
-    this.step = el("select", { on: { change: () => this.chat.begin() } }, steps.map((step) => el("option", { value: step, selected: step === this.wanted }, `step ${count(step)}`)));
+    const number = (options) => el("input", { type: "number", ...options }), renew = throttled(RENEW_MS, () => this.#renew());
+    this.step = el("select", { on: { change: () => this.chat.begin(), pointerenter: renew, focus: renew } });
+    this.#list(found.steps, this.wanted);
     this.tokens = number({ min: "1", max: "4096", value: "200" });
     this.warmth = number({ min: "0", max: "2", step: "0.1", value: "0.8" });
     this.hello = el("p", { class: "quiet" });
@@ -36,6 +39,18 @@ export class ChatView {
       el("section", { class: "card" }, el("h2", { class: "unseen" }, "Conversation"), log, form),
       el("p", { class: "quiet", role: "status" }, `${found.open ? `This console ${found.open}. ` : ""}The first message opens the checkpoint in this machine\u2019s memory; it is closed after five minutes without use.`));
     this.#turn(this.mode);
+  }
+
+  async #renew() {
+    const found = await api.checkpoints(this.page.id).catch(() => null);
+    if (found && !this.isClosed) this.#list(found.steps, Number(this.step.value));
+  }
+
+  // A checkpoint that was deleted stays in the list while it is chosen: the conversation names it.
+  #list(steps, chosen) {
+    const shown = [...new Set(this.step.options.length ? [...steps, chosen] : steps)].sort((a, b) => b - a);
+    if (shown.join() === [...this.step.options].map(({ value }) => value).join()) return;
+    this.step.replaceChildren(...shown.map((step) => el("option", { value: step, selected: step === chosen }, `step ${count(step)}`)));
   }
 
   #turn(mode) {

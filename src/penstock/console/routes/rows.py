@@ -4,7 +4,8 @@ Losses need a model in memory, so they are a POST, which no page of another orig
 where models may be opened (`ConsoleAccess.why_no_models`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -15,7 +16,7 @@ from penstock.console.access import refusal
 from penstock.console.state import ConsoleState, console_of, run_of
 from penstock.console.workers.model_process import ModelProcess
 from penstock.console.workers.model_slot import MAX_CONTEXT, ModelKey
-from penstock.core.errors import UsageError
+from penstock.core.errors import PenstockError, UsageError
 from penstock.obs.run_data.discover import FoundRun
 from penstock.obs.run_data.step_rows import RowLosses, note_of, shown_rows
 
@@ -61,20 +62,43 @@ def losses(request: Request, run_id: str, step: int, wanted: RowsWanted) -> Repl
     found = console.data.ask("rows", run.folder, step=step, offset=wanted.offset, limit=wanted.limit)
     if why := _why_no_losses(found):
         raise UsageError(why)
-    nearest = nearest_before(console.data.ask("checkpoints", run.folder)["steps"], step)
-    if nearest is None:
-        raise UsageError(
-            "The run has no checkpoint, so there is no model to compute losses with",
-            fix="Wait for its first one.",
-        )
     longest = max((len(part["ids"]) for row in found["rows"] for part in row["documents"]), default=0)
     scored: list[RowLosses] = []
     if longest:
-        key = ModelKey(run.folder, nearest, run.name)
-        with console.models.lent(key, context=max(longest + 1, MAX_CONTEXT)) as model:
+        with _nearest_model(console, run, step, context=max(longest + 1, MAX_CONTEXT)) as (nearest, model):
             scored = [RowLosses(nearest, _losses_of(row, model)) for row in found["rows"]]
         console.losses.add((run.id, console.columns(run).generation), found, scored)
     return _reply(console, run, found, scored)
+
+
+@contextmanager
+def _nearest_model(
+    console: ConsoleState, run: FoundRun, step: int, *, context: int
+) -> Iterator[tuple[int, ModelProcess]]:
+    """Context manager: the checkpoint nearest to a step; the next one if the job deletes it meanwhile."""
+    gone: set[int] = set()
+    with ExitStack() as lent:
+        while True:
+            nearest = nearest_before([one for one in _checkpoints(console, run) if one not in gone], step)
+            if nearest is None:
+                raise UsageError(
+                    "The run has no checkpoint, so there is no model to compute losses with",
+                    fix="Wait for its first one.",
+                )
+            key = ModelKey(run.folder, nearest, run.name)
+            try:
+                model = lent.enter_context(console.models.lent(key, context=context))
+                break
+            except PenstockError:
+                gone.add(nearest)
+                if nearest in _checkpoints(console, run):
+                    raise
+        yield nearest, model
+
+
+def _checkpoints(console: ConsoleState, run: FoundRun) -> list[int]:
+    steps: list[int] = console.data.ask("checkpoints", run.folder)["steps"]
+    return steps
 
 
 def nearest_before(steps: Sequence[int], step: int) -> int | None:
@@ -110,7 +134,7 @@ def _reply(console: ConsoleState, run: FoundRun, found: Reply, losses: Sequence[
     columns = console.columns(run)
     steps = columns.column("step")
     note = note_of(found, steps_recorded=int(steps[-1]) if len(steps) else 0, events=columns.events)
-    nearest = nearest_before(console.data.ask("checkpoints", run.folder)["steps"], found["step"])
+    nearest = nearest_before(_checkpoints(console, run), found["step"])
     return {
         **shown_rows(found, note=note, losses=losses),
         "steps": found["steps"],

@@ -1,8 +1,9 @@
 // The model's answers to fixed prompts, checkpoint beside checkpoint: those recorded in training, and any others on request.
 
-import { el, failure } from "./dom.js";
+import { el, failure, throttled } from "./dom.js";
 import { count } from "./charts.js";
 
+const RENEW_MS = 3000;  // of the list of checkpoints, while the reader is at the form
 const SHOWN = 3, MOST_CHECKPOINTS = 8, MOST_PROMPTS = 10;
 
 export class AnswersView {
@@ -42,17 +43,25 @@ export class AnswersView {
     }
     const title = el("h2", {}, "Ask other checkpoints");
     if (found.why_not) return this.asked.replaceChildren(title, el("p", { class: "quiet" }, found.why_not));
-    const { steps } = found, chosen = few(steps);
+    let { steps } = found;
+    const chosen = few(steps), asked = el("div", { class: "place" }, choices("Checkpoints asked", steps, chosen, () => {}));
+    const renew = throttled(RENEW_MS, async () => {
+      const newer = await this.source.checkpoints(this.page.id).catch(() => null);
+      if (!newer || newer.steps.join() === steps.join()) return;
+      steps = newer.steps;
+      for (const step of chosen) if (!steps.includes(step)) chosen.delete(step);
+      asked.replaceChildren(choices("Checkpoints asked", steps, chosen, () => {}));
+    });
     const prompts = el("textarea", { rows: "3", value: "", required: true }), tokens = el("input", { type: "number", min: "1", max: "4096", value: "64" });
     prompts.value = (this.found?.prompts || []).map(({ prompt }) => prompt.replaceAll("\n", " ")).slice(0, MOST_PROMPTS).join("\n");
     const chats = el("input", { type: "checkbox" }), ask = el("button", { type: "submit", class: "button primary" }, "Ask them");
     const said = el("p", { class: "quiet", role: "status" }), place = el("div", { class: "view" });
     this.asked.replaceChildren(title,
-      el("form", { class: "say", on: { submit: (event) => {
+      el("form", { class: "say", on: { pointerenter: renew, focusin: renew, submit: (event) => {
         event.preventDefault();
         this.#ask({ steps: steps.filter((step) => chosen.has(step)), prompts: prompts.value.split("\n").filter((line) => line.trim()), mode: chats.checked ? "chat" : "text", max_tokens: Number(tokens.value) }, { ask, said, place });
       } } },
-        el("label", {}, `Prompts, one a line, at most ${MOST_PROMPTS}`, prompts), choices("Checkpoints asked", steps, chosen, () => {}),
+        el("label", {}, `Prompts, one a line, at most ${MOST_PROMPTS}`, prompts), asked,
         el("div", { class: "toolbar" }, ask, el("label", {}, "Tokens ", tokens), el("label", {}, chats, " with the chat template"))), said, place);
   }
 

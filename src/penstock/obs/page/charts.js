@@ -3,7 +3,7 @@
 
 const { uPlot } = globalThis;
 const PALETTE = 8;
-const FLAG_PX = 17;
+const FLAG_PX = 17, RING_PX = 4;
 const ENGLISH = new Intl.NumberFormat("en");  // toLocaleString would make one for each number
 const AFTER_DRAG_MS = 100;  // a drag ends in a click too
 
@@ -226,7 +226,9 @@ export class Chart {
     this.colors = colors;
     const { along, unit } = this.options, isStacked = this.#isStacked();
     const font = "12px system-ui, sans-serif";
-    const series = this.lines.map(({ layer, kind }) => {
+    const dots = this.lines.filter(({ layer }) => layer.style === "dots");
+    const series = this.lines.map((line) => {
+      const { layer, kind } = line, above = dots.length - 1 - dots.indexOf(line);  // a larger ring shows around the dots above it
       const stroke = this.#color(layer.color), isDots = layer.style === "dots";
       const faint = kind === "raw" ? 0.38 : 1;
       return {
@@ -235,7 +237,7 @@ export class Chart {
         fill: isStacked ? withAlpha(stroke, 0.82) : undefined,
         spanGaps: isDots || layer.x !== data[0],
         points: isDots
-          ? { show: data[0].length < 4000, size: layer.x.length > 60 ? 5 : 8, fill: stroke, stroke: colors["--card"], width: 1.5 }
+          ? { show: data[0].length < 4000, size: (layer.x.length > 60 ? 5 : 8) + RING_PX * above, ...(above ? { fill: colors["--card"], stroke } : { fill: stroke, stroke: colors["--card"] }), width: 1.5 }
           : { show: layer.x.length === 1, size: 7, fill: stroke },
       };
     });

@@ -3,7 +3,7 @@
 import { el, failure, link, pill, segments, table } from "./dom.js";
 import { setting } from "./recipe.js";
 import { address, place, rangeOf, remember, takeAlong } from "./address.js";
-import { Chart, duration, written } from "./charts.js";
+import { Chart, count, duration, nearest, written } from "./charts.js";
 
 const MOST = 8, POINTS = 800;
 const METRICS = [
@@ -40,6 +40,7 @@ class Comparison {
     } } }, add, el("button", { type: "submit", class: "button", disabled: add.disabled }, "Add"));
     this.grid = el("div", { class: "charts" });
     this.same = el("section");
+    this.common = el("button", { type: "button", class: "button", hidden: true, on: { click: () => this.#onRange(...this.shared, null) } }, "Common range");
     const chips = this.entries.map(({ run, row: { state }, color }) => {
       const swatch = el("i", { class: "swatch area" });
       swatch.style.background = `var(--c${color})`;
@@ -48,7 +49,7 @@ class Comparison {
     });
     this.root = el("div", { class: "page" }, el("div", { class: "title" }, el("h1", {}, "Compare"), runs.length > 1 && source.isLive ? takeAlong(this.entries.map(({ run }) => run.row.path)) : ""), el("ul", { class: "compared" }, chips, el("li", { class: "add" }, adder)),
       runs.length ? el("div", { class: "toolbar" }, segments("Align by", AXES.map(([value, text]) => [value, text, value === "money" && !hasMoney]), this.along, (along) => { this.along = along; this.range = null; this.#remember(); this.#load(); }),
-        hasMoney ? "" : el("span", { class: "quiet" }, "Money needs the cost of every run.")) : el("p", { class: "empty" }, "Choose runs to compare."),
+        this.common, hasMoney ? "" : el("span", { class: "quiet" }, "Money needs the cost of every run.")) : el("p", { class: "empty" }, "Choose runs to compare."),
       [...new Set(compared.flatMap((one) => one.notes))].map((text) => el("p", { class: "notice" }, text)), this.failed = el("div"), this.#figures(), el("h2", { class: "unseen" }, "Curves"), this.grid, this.same, this.#recipes());
   }
 
@@ -81,26 +82,47 @@ class Comparison {
   async #load() {
     const mine = (this.turn = (this.turn || 0) + 1), axis = this.along;
     const found = await Promise.all(this.entries.map(async ({ run }) => {
-      const asked = this.metrics.map(([name]) => [name]);  // also what no record has yet
+      const asked = [["step"], ...this.metrics.map(([name]) => [name])];  // also what no record has yet
       return this.source.curves(run.id, asked, axis, { points: POINTS }).catch((error) => Object.assign(new Map(), { error }));
     }));
     if (mine !== this.turn) return;
     this.failed.replaceChildren(...found.flatMap(({ error }, i) => error ? [failure(new Error(`${this.runs[i].name}: ${error.message}`))] : []));
+    this.#share(found);
+    const marks = this.#marks(found);
     const isNew = this.drawn !== this.along;
     this.drawn = this.along;
     if (isNew) for (const chart of this.charts.splice(0)) chart.destroy();
     for (const [name, title, unit, style, isWide] of this.metrics) {
       const layers = this.entries.map(({ run, color }, i) => ({ name: run.name, style, color, ...found[i].get(name) })).filter((layer) => layer.x?.length);
       const drawn = this.charts.find((chart) => chart.options.id === name);
-      if (drawn) drawn.setLayers(layers);
-      else if (layers.length) {
-        const made = new Chart(this.grid, { id: name, title, unit, fromZero: !name.includes("loss") && style === "line", isWide, height: isWide ? 300 : 190, along: this.along, layers, sync: "compare", smoothing: style === "line" ? 9 : 0, onRange: (from, to, chart) => this.#onRange(from, to, chart) });
+      if (drawn) {
+        drawn.options.marks = marks.map((mark) => ({ ...mark, isLabelled: isWide }));
+        drawn.setLayers(layers);
+      } else if (layers.length) {
+        const made = new Chart(this.grid, { id: name, title, unit, fromZero: !name.includes("loss") && style === "line", isWide, height: isWide ? 300 : 190, along: this.along, layers, marks: marks.map((mark) => ({ ...mark, isLabelled: isWide })), sync: "compare", smoothing: style === "line" ? 9 : 0, onRange: (from, to, chart) => this.#onRange(from, to, chart) });
         this.charts.push(made);
         if (this.range) made.zoom(...this.range, { isTold: true });
       }
     }
     const same = await this.#same(found);
     if (mine === this.turn) this.same.replaceChildren(...same);
+  }
+
+  /** Offer the part of the axis that all runs have, if one has more. */
+  #share(found) {
+    const axes = found.map((of) => of.get("step")?.x ?? []).filter((x) => x.length);
+    this.shared = [Math.max(...axes.map((x) => x[0])), Math.min(...axes.map((x) => x.at(-1)))];
+    const [from, to] = this.shared;
+    this.common.hidden = !(from < to && axes.some((x) => x[0] < from || x.at(-1) > to));
+  }
+
+  /** Return the changes of the mixture while each run trained, as marks of a chart. */
+  #marks(found) {
+    return this.runs.flatMap((run, i) => changes(run).map(({ step, text }) => {
+      const steps = found[i].get("step");
+      const x = this.along === "step" ? step : steps?.x.length ? steps.x[nearest(steps.y, step)] : null;
+      return { x, text: `${run.name}: ${text}` };
+    })).filter(({ x }) => x !== null);
   }
 
   /** Return where every run was when the shortest one ended: a heading and a table, of records, not of drawn points. */
@@ -118,6 +140,8 @@ class Comparison {
     if (this.runs.length < 2) return "";
     const recipes = this.runs.map((run) => run.recipe || {}), keys = [...new Set(recipes.flatMap(Object.keys))].filter((key) => key !== "run.dir");
     const rows = keys.map((key) => [el("code", {}, key), ...recipes.map((recipe) => setting(recipe[key]))]).filter(([, ...values]) => new Set(values).size > 1);
+    const live = this.runs.map((run) => changes(run).map(({ step, text }) => `from step ${count(step)} on: ${text}`).join("; "));
+    if (new Set(live).size > 1) rows.push(["mixture, while it trained", ...live.map((text) => text || "\u2013")]);
     return el("section", {}, el("h2", {}, rows.length ? "Where the recipes differ" : "Recipes"), rows.length ? table("Where the recipes differ", ["key", ...this.runs.map((run) => run.name)], rows, { className: "wordy" }) : el("p", { class: "quiet" }, "The recipes are the same."));
   }
 
@@ -135,3 +159,6 @@ class Comparison {
     for (const chart of this.charts) chart.destroy();
   }
 }
+
+/** Return the changes of a run's mixture after its start. */
+const changes = (run) => (run.events || []).filter(({ kind }) => kind === "mixture");
