@@ -14,6 +14,8 @@ from transformers import (
     AutoModelForCausalLM,
     CwmConfig,
     Ernie4_5Config,
+    Exaone4Config,
+    Gemma3TextConfig,
     GemmaConfig,
     Glm4Config,
     GlmConfig,
@@ -26,6 +28,7 @@ from transformers import (
     MinistralConfig,
     MistralConfig,
     Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
@@ -82,6 +85,15 @@ def of_every_family(**shape: Any) -> dict[str, PreTrainedConfig]:  # Any: of wha
     windows = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
     layers = shape["num_hidden_layers"]
     kinds = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)]
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    linear = {"rope_type": "linear", "factor": 8.0}
+    olmo3, gemma3 = (
+        {
+            "full_attention": {"rope_theta": 20_000.0, **rule},
+            "sliding_attention": {"rope_theta": base, "rope_type": "default"},
+        }
+        for rule, base in ((yarn, 20_000.0), (linear, 10_000.0))
+    )
     in_turn = {"sliding_window": 7, "layer_types": kinds}
     dense = {
         "num_local_experts": 0,
@@ -119,6 +131,11 @@ def of_every_family(**shape: Any) -> dict[str, PreTrainedConfig]:  # Any: of wha
         "glm4": Glm4Config(**shape, head_dim=16),
         "gemma": GemmaConfig(**shape, head_dim=16),
         "arcee": ArceeConfig(**shape, head_dim=8, mlp_bias=True),
+        "gemma3": Gemma3TextConfig(
+            **shape, **in_turn, head_dim=16, query_pre_attn_scalar=24, rope_parameters=gemma3
+        ),
+        "olmo3": Olmo3Config(**shape, **in_turn, rope_parameters=olmo3),
+        "exaone4": Exaone4Config(**shape, **in_turn),
     }
 
 

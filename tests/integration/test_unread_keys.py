@@ -46,6 +46,7 @@ def test_defaults_are_those_of_the_class_of_transformers(model_type):
     assert MISSING not in found.values()
     expected = {key: value for key, value in found.items() if key not in SIZES | family.ignored}
     assert family.defaults == expected
+    assert family.sizes.items() <= found.items()
 
 
 def test_how_answers_are_drawn_is_bookkeeping():

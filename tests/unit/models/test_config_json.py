@@ -152,3 +152,76 @@ def test_a_refused_config_json_is_named_with_its_folder(tmp_path):
     assert str(refused.value) == (
         f"{path}: This family of models is not supported (got 'pixtral'). {supported_families()}"
     )
+
+
+GEMMA_3 = {"model_type": "gemma3_text", **SIZES, "num_hidden_layers": 4, "head_dim": 16}
+
+
+def test_gemma_3_is_read_in_both_spellings():
+    rules = {
+        "full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0},
+        "sliding_attention": {"rope_theta": 5e3, "rope_type": "default"},
+    }
+    kinds = ["sliding_attention", "full_attention"] * 2
+    new = config_of({**GEMMA_3, "rope_parameters": rules, "layer_types": kinds, "sliding_window": 7})
+    old = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 5e3}
+    assert new == config_of({**GEMMA_3, **old, "sliding_window_pattern": 2, "sliding_window": 7})
+    assert new.layer_rope_theta == (5e3, 1e6) * 2
+    assert [rule.scaling is not None for rule in new.layer_rope] == [False, True] * 2
+    assert config_of(config_json(new)) == new
+    assert new.attention_scale == 1 / 16  # query_pre_attn_scalar is 256 where there is none
+
+
+def test_a_wrapped_gemma_3_leaves_out_the_sizes_of_its_class():
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "sliding_window": 1024}
+    config = config_of({"model_type": "gemma3", "text_config": {**text, "intermediate_size": 10240}})
+    assert (config.vocab_size, config.num_attention_heads, config.key_value_heads) == (262_208, 8, 4)
+    assert config.num_parameters == 3_880_263_168  # of google/gemma-3-4b, the text part
+    assert config.windows.count(None) == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rope_parameters": {"rope_theta": 1e6}}, "a rule for full_attention and one for sliding_attention"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a positive number"),
+        ({"sliding_window_pattern": 0.5}, "sliding_window_pattern must be a number of layers"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+        ({"hidden_activation": "gelu"}, "hidden_activation must be gelu_pytorch_tanh"),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+            "sliding_attention cannot have a rule of their own",
+        ),
+    ],
+)
+def test_what_no_gemma_3_has_is_refused(changes, message):
+    with pytest.raises(ModelError, match=message):
+        config_of({**GEMMA_3, **changes})
+
+
+def test_gemma_1_takes_gelu_for_its_approximation_as_transformers_does():
+    gemma = {"model_type": "gemma", **SIZES}
+    assert config_of({**gemma, "hidden_act": "gelu"}) == config_of(gemma)
+    with pytest.raises(ModelError, match=r"hidden_activation must be gelu_pytorch_tanh \(got 'gelu'\)"):
+        config_of({**gemma, "hidden_activation": "gelu"})
+
+
+def test_windows_of_exaone_4_in_letters_and_numbers():
+    exaone = {"model_type": "exaone4", **SIZES, "num_hidden_layers": 6, "rope_theta": 1e6}
+    letters = config_of({**exaone, "sliding_window_pattern": "LLG"})
+    assert letters == config_of({**exaone, "sliding_window_pattern": 3})
+    assert letters.layer_rope_theta == (1e6, 1e6, 0.0) * 2
+    assert config_of(config_json(letters)) == letters
+    assert config_of({**exaone, "sliding_window": None}).layer_rope_theta is None
+    with pytest.raises(ModelError, match='or letters such as "LLLG"'):
+        config_of({**exaone, "sliding_window_pattern": "LX"})
+
+
+def test_olmo_3_has_one_base_for_all_layers():
+    olmo = {"model_type": "olmo3", **SIZES, "num_hidden_layers": 4}
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+    config = config_of({**olmo, "rope_scaling": yarn, "rope_theta": 500_000})
+    assert [rule.scaling is not None for rule in config.layer_rope] == [False, False, False, True]
+    assert config_of(config_json(config)) == config
+    with pytest.raises(ModelError, match="another rope_theta than full layers"):
+        config_of({**olmo, "rope_theta": 10_000})

@@ -199,7 +199,7 @@ def test_a_recipe_builds_a_config_and_reads_its_own_dump():
         ({"num_key_value_heads": 3}, "num_key_value_heads must divide num_attention_heads 4"),
         ({"head_dim": 7}, "head_dim must be even"),
         ({"vocab_size": 0}, "vocab_size must be positive"),
-        ({"sliding_window": 4}, "not supported by llama models.*Set model_type to cwm or ministral"),
+        ({"sliding_window": 4}, "not supported by llama models.*Set model_type to cwm or exaone4"),
         ({"logits_scaling": 2.0}, "Set model_type to granite"),
         (
             {"model_type": "smollm3", "layer_rope_theta": (0.0,)},
@@ -225,8 +225,14 @@ def test_a_recipe_builds_a_config_and_reads_its_own_dump():
             },
             r"long_factor must have a number for each of the 4 frequencies \(got '3 numbers'",
         ),
-        ({"layer_rope_theta": (0.0, 1e4)}, "not supported by llama models.*Set model_type to smollm3"),
-        ({"model_type": "mixtral"}, r"no such choice \(got 'mixtral'\). Known: arcee, cwm, ernie4_5, gemma"),
+        (
+            {"layer_rope_theta": (0.0, 1e4)},
+            "not supported by llama models.*Set model_type to exaone4 or gemma3_text",
+        ),
+        (
+            {"model_type": "mixtral"},
+            r"no such choice \(got 'mixtral'\). Known: arcee, cwm, ernie4_5, exaone4",
+        ),
         ({"attention_bias": True, "model_type": "qwen2"}, "not supported by qwen2 models"),
         (
             {"model_type": "qwen3", "max_window_layers": 1},

@@ -7,6 +7,7 @@ FAMILY = Family(
     own_keys=frozenset({"attention_bias", "mlp_bias"}),
     defaults={
         **DEFAULTS,
+        "head_dim": None,
         "max_position_embeddings": 4096,
         "rms_norm_eps": 1e-5,
         "attention_bias": False,

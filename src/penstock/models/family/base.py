@@ -94,6 +94,8 @@ class Family:
     defaults: Mapping[str, object]
     """Key -> its value in transformers' class where config.json lacks it. A key that is not read changes
     nothing at this value."""
+    sizes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Keys of SIZES that published folders leave out -> their values in transformers' class."""
     default_rope: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     """`rope_parameters` of transformers' class where config.json has none."""
     rope_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -102,6 +104,8 @@ class Family:
     """Keys of config.json that are harmless at any value."""
     settings: frozenset[str] = frozenset()
     """Fields of NEUTRAL that the family has; those of `own_keys` are read and written by their own names."""
+    full_rope: Callable[[Raw], Raw] = lambda raw: raw
+    """From config.json to one whose rotary embedding is that of full layers, where kinds of layers differ."""
     read: Callable[[Raw], Raw] = lambda _raw: MappingProxyType({})
     """From config.json with defaults to fields of the network's config whose values need more than a copy."""
     write: Callable[["DecoderConfig"], Raw] = lambda _config: MappingProxyType({})
@@ -125,8 +129,10 @@ class Family:
     """True if the weights of all norms are stored less 1."""
     activation: "Activation" = "silu"
     """Activation of the feed-forward layer."""
+    activation_key: str = "hidden_act"
+    """Key of config.json that names it."""
     activation_names: tuple[str, ...] = ("silu", "swish")
-    """Its names in `hidden_act` of config.json; the first is written."""
+    """Its names in config.json; the first is written."""
     has_gate: bool = True
     """True if the activation is of a gate that multiplies the feed-forward's inner layer."""
     scales_embeddings: bool = False

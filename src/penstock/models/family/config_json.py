@@ -38,18 +38,18 @@ def config_of(raw: Mapping[str, Any], *, ignored_keys: Collection[str] = ()) -> 
         )
     family: Family = FAMILY[model_type]
     ignored = [name for name in ignored_keys if _has(raw, name)]
-    raw = {**family.defaults, **_without(raw, ignored, family)}
+    raw = {**family.sizes, **family.defaults, **_without(raw, ignored, family)}
     if raw.get("quantization_config"):
         raise ModelError(
             "Quantised weights cannot be opened", fix="Use the model's bfloat16 or float32 folder."
         )
-    if raw["hidden_act"] not in family.activation_names:
+    if raw[family.activation_key] not in family.activation_names:
         raise ModelError(
-            f"hidden_act must be {family.activation_names[0]}",
-            got=raw["hidden_act"],
+            f"{family.activation_key} must be {family.activation_names[0]}",
+            got=raw[family.activation_key],
             fix=f"Penstock computes {model_type} with that activation only.",
         )
-    rope = read_rope(raw, default=family.default_rope, names=family.rope_names)
+    rope = read_rope(family.full_rope(raw), default=family.default_rope, names=family.rope_names)
     known_names = {field.name for field in fields(DecoderConfig)} & (family.keys - {"partial_rotary_factor"})
     values = {name: raw[name] for name in known_names if name in raw}
     values |= {"rope_theta": rope.theta, "rope_scaling": rope.scaling}
@@ -152,7 +152,7 @@ def config_json(config: DecoderConfig) -> dict[str, Any]:  # Any: JSON
         **{field.name: getattr(config, field.name) for field in fields(config)},
         "num_key_value_heads": config.key_value_heads,
         "head_dim": config.size_of_head,
-        "hidden_act": config.family.activation_names[0],
+        config.family.activation_key: config.family.activation_names[0],
     }
     for name in NEUTRAL.keys() - config.family.own_keys:
         del values[name]

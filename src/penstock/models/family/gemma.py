@@ -7,7 +7,7 @@ GELU = "gelu_pytorch_tanh"
 
 
 def _read(raw: Raw) -> Raw:
-    if raw["hidden_activation"] not in (None, GELU):  # what "gelu" was meant to be in transformers 4
+    if raw.get("hidden_activation") not in (None, GELU):  # what "gelu" was meant to be in transformers 4
         raise ModelError(
             f"hidden_activation must be {GELU}",
             got=raw["hidden_activation"],
@@ -27,7 +27,6 @@ FAMILY = Family(
         "tie_word_embeddings": True,
         "attention_bias": False,
         "hidden_act": GELU,
-        "hidden_activation": None,
         "use_bidirectional_attention": None,
     },
     read=_read,

@@ -25,9 +25,12 @@ def _kind(*kinds: str) -> Callable[[Raw], bool]:
     )
 
 
+_ACTIVATIONS = ("silu", "swish", "gelu_pytorch_tanh", "relu2")
+
+
 def _activation(raw: Raw) -> bool:
     names = (raw.get(key) for key in ("hidden_act", "hidden_activation", "activation_function", "ffn_act"))
-    return any(isinstance(name, str) and name not in ("silu", "swish") for name in names)
+    return any(isinstance(name, str) and name not in _ACTIVATIONS for name in names)
 
 
 _BY_KEY: tuple[tuple[str, Callable[[Raw], bool]], ...] = (
@@ -62,7 +65,7 @@ _BY_KEY: tuple[tuple[str, Callable[[Raw], bool]], ...] = (
         ),
     ),
     ("learned positions, or none but a bias", _any("n_positions", "alibi", "max_seq_len", "n_ctx")),
-    ("another activation than SiLU", _activation),
+    ("another activation than SiLU, GELU with tanh or squared ReLU", _activation),
     ("a rotary embedding per kind of layer", lambda raw: _nested(raw.get("rope_parameters"))),
 )  # fmt: skip
 
@@ -80,11 +83,10 @@ MISSING_BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "moshi": ("audio",),
     "phi4_multimodal": ("adapters for images and speech",),
     "xlstm": ("recurrent layers",),
+    "bitnet": ("norms inside attention and feed-forward",),
+    "nemotron": ("LayerNorm",),
     "apertus": ("a learned activation (xIELU)",),
-    "exaone4": (_POST, "layers without positions"),
     "gemma2": (_ONE_PLUS, _POST),
-    "gemma3": (_ONE_PLUS, _POST),
-    "gemma3_text": (_ONE_PLUS, _POST),
     "gemma3n_text": (_ONE_PLUS, "inputs per layer"),
     "gemma4_text": ("heads whose size differs by layer",),
     "granite_swa": ("attention sinks", "a base of rotary embedding per layer"),
@@ -92,7 +94,6 @@ MISSING_BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "jais2": ("LayerNorm",),
     "nanochat": ("norms without weights",),
     "olmo": ("norms without weights",),
-    "olmo3": (_POST,),
     "vaultgemma": (_ONE_PLUS,),
 }
 
