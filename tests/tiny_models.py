@@ -129,10 +129,15 @@ def of_every_family(**shape: Any) -> dict[str, PreTrainedConfig]:  # Any: of wha
         "seed-oss": SeedOssConfig(**shape, head_dim=16, attention_out_bias=True),
         "olmo2": Olmo2Config(**shape),
         "glm4": Glm4Config(**shape, head_dim=16),
-        "gemma": GemmaConfig(**shape, head_dim=16),
+        "gemma": GemmaConfig(**shape, head_dim=16, tie_word_embeddings=False),  # tied, it repeats a token
         "arcee": ArceeConfig(**shape, head_dim=8, mlp_bias=True),
         "gemma3": Gemma3TextConfig(
-            **shape, **in_turn, head_dim=16, query_pre_attn_scalar=24, rope_parameters=gemma3
+            **shape,
+            **in_turn,
+            head_dim=16,
+            query_pre_attn_scalar=24,
+            rope_parameters=gemma3,
+            tie_word_embeddings=False,
         ),
         "olmo3": Olmo3Config(**shape, **in_turn, rope_parameters=olmo3),
         "exaone4": Exaone4Config(**shape, **in_turn),
