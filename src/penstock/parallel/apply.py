@@ -12,6 +12,7 @@ A parallelism is imported where it is used: FSDP2, DTensors and pipelines take s
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -24,6 +25,7 @@ from penstock.nn.dtensor import local
 from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.nn.linear.dropout import with_token_keys
 from penstock.nn.linear.float8 import RECIPES, Float8TrainingLinear, Multiply, Recipe, has_native
+from penstock.nn.triton_support import compiles
 from penstock.parallel.activation_checkpointing import recompute
 from penstock.parallel.activation_checkpointing_plan import Mode
 from penstock.parallel.config import NOT_COMPILED, CompileConfig
@@ -82,6 +84,7 @@ def apply(
         multiply_in_8_bits(model, RECIPES[linear], native=has_native(RECIPES[linear], mesh.state.device_type))
     shares = has_work(mesh.data, offload=config.offload) or _would_cast_often(model, mesh, compute_dtype)
     drops = adapter is not None and adapter.dropout > 0
+    compiled = _if_possible(compiled, mesh.state.device_type)
     _wrap_blocks(model, modes, compiled, casts_to=None if shares else compute_dtype, drops=drops)
     stages = {0: model}
     if mesh.layout.pipeline > 1:
@@ -136,6 +139,12 @@ def _shard(stage: nn.Module, mesh: Mesh, config: ParallelConfig, compute_dtype: 
 def _would_cast_often(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) -> bool:
     """True if several micro-batches of a pipeline would each hold casts of the parameters at a time."""
     return mesh.layout.pipeline > 1 and any(p.dtype != compute_dtype for p in model.parameters())
+
+
+def _if_possible(compiled: CompileConfig, device_type: str) -> CompileConfig:
+    """Return the setting; off where torch's compiler fails on the device."""
+    fails = compiled.enabled and not compiles(torch.device(device_type))
+    return replace(compiled, enabled=False) if fails else compiled
 
 
 def _wrap_blocks(

@@ -1,11 +1,14 @@
 """Compiled blocks meet batches of every shape a run can have, and stay within few programs."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from penstock.models.decoder.config import DecoderConfig
 from penstock.models.decoder.model import Decoder
 from penstock.nn.init import init_weights
+from penstock.parallel import apply
 from penstock.parallel.apply import compile_blocks
 from penstock.parallel.config import CompileConfig
 
@@ -47,3 +50,10 @@ def test_where_it_is_not_enabled_nothing_changes():
 
 def test_names_of_parameters_do_not_change():
     assert list(built(compiled=True).state_dict()) == list(built(compiled=False).state_dict())
+
+
+def test_blocks_stay_uncompiled_where_the_compiler_fails(monkeypatch):
+    asked = CompileConfig(enabled=True, mode="max-autotune-no-cudagraphs")
+    assert apply._if_possible(asked, "cpu") is asked
+    monkeypatch.setattr(apply, "compiles", lambda _: False)
+    assert apply._if_possible(asked, "cpu") == replace(asked, enabled=False)
