@@ -70,9 +70,11 @@ def test_a_kernel_that_sees_too_much_is_found_wrong(name):
 
 
 def _as_whole_rows(case):
+    _, q, k, v, upstream = case
+
     def call():
-        out = Causal()(case.q, case.k, case.v, scale=case.q.shape[-1] ** -0.5)
-        return out, *torch.autograd.grad(out, (case.q, case.k, case.v), case.upstream)
+        out = Causal()(q, k, v, scale=q.shape[-1] ** -0.5)
+        return out, *torch.autograd.grad(out, (q, k, v), upstream)
 
     return call
 

@@ -91,7 +91,8 @@ def _flex(layout: AttentionLayout, **of: Any) -> Attend | None:  # Any: as in `c
     return flex(layout, **of)
 
 
-def _masked(layout: AttentionLayout, *, device: torch.device, **of: object) -> Attend:  # noqa: ARG001
+def masked(layout: AttentionLayout, *, device: torch.device, **of: object) -> Attend:  # noqa: ARG001
+    """Return the kernel of any layout, device and dtype: the reference of the others."""
     return Masked(visibility_mask(layout, device=device))
 
 
@@ -100,7 +101,7 @@ _PACKED: Mapping[str, Make] = {
     "varlen": var_len,
     "documents": _per_document,
     "SDPA by document": _by_document,
-    "SDPA with a mask": _masked,
+    "SDPA with a mask": masked,
     "FlexAttention": _flex,
 }
 COSTS = {"FlexAttention": "compilation"}

@@ -245,18 +245,18 @@ def by_operator(
 
 DECODE, PROMPTS = "pages.decode", "pages.prompts"
 """Operations: attention of single tokens, and of longer shares, over pages."""
-TRITON, OPERATOR = "Triton", "C++ operator"
+TRITON, OPERATOR, OVER_PAGES = "Triton", "C++ operator", "varlen over pages"
 
 PageKernel = Callable[..., Tensor]
 """Takes the arguments of `plain_attention`."""
 
 CANDIDATES: Mapping[str, Mapping[str, PageKernel]] = {
-    DECODE: {TRITON: by_triton, "varlen over pages": over_pages},
+    DECODE: {TRITON: by_triton, OVER_PAGES: over_pages},
     PROMPTS: {
         "SDPA and varlen, gathered": share_by_share,
         "varlen, gathered": over_gathered,
         TRITON: by_triton,
-        "varlen over pages": over_pages,
+        OVER_PAGES: over_pages,
     },
 }
 """Operation -> name -> kernel on GPUs, in the static order."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from penstock.devices.kernel_trial import Call, Candidate, Operation
 from penstock.nn import native
 from penstock.nn.kernels import choose, paged
-from penstock.nn.kernels.layout import AttentionLayout, visibility_mask
+from penstock.nn.kernels.layout import AttentionLayout
 from penstock.nn.kernels.pages import PagedStep, from_pages, to_pages
 from penstock.nn.kernels.varlen_torch import has_pages, is_available
 from penstock.nn.triton_support import has_triton
@@ -50,15 +50,8 @@ class Heads:
         return partial(torch.randn, generator=generator, dtype=self.dtype, device=self.device)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """A micro-batch of training: inputs of attention, and the gradient of its result."""
-
-    layout: AttentionLayout
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    upstream: Tensor
+Rows = tuple[AttentionLayout, Tensor, Tensor, Tensor, Tensor]
+"""A micro-batch of training: layout, queries, keys, values, and the gradient of the result."""
 
 
 def attention_operations(
@@ -71,96 +64,84 @@ def attention_operations(
         windows: attention windows of the layers.
     """
     narrow = [window for window in windows if window is not None and window < length]
-    layouts = _layouts(max(1, min(rows, _MAX_TOKENS // length)), length, _DOCUMENT, min(narrow, default=0))
-    trials = _layouts(2, 509, 0.41, 37)
+    num_rows = max(1, min(rows, _MAX_TOKENS // length))
+    loads = _layouts(num_rows, length, _DOCUMENT, min(narrow, default=0), sizes.device)
+    trials = _layouts(2, 509, 0.41, 37, sizes.device)
     if len(narrow) == len(set(windows)):  # no layer sees whole rows or documents
-        layouts = {choose.WINDOW: layouts[choose.WINDOW]}
-    return [_attention(name, sizes, trials[name], layout) for name, layout in layouts.items()]
+        loads = {choose.WINDOW: loads[choose.WINDOW]}
+    how = {"device": sizes.device, "dtype": sizes.dtype, "head_dim": sizes.head_dim}
+    costs = choose.COSTS
+
+    def is_here(kernel: str, make: choose.Make, trial: AttentionLayout) -> bool:
+        # those that cost more are not made to find that out
+        return has_triton(sizes.device) if kernel in costs else make(trial, **how) is not None
+
+    return [
+        Operation(
+            name=name,
+            shape=f"{load.batch} x {load.seq_len}{_of_window(load.window)}, {sizes}",
+            candidates=[
+                Candidate(
+                    name=kernel, prepare=partial(_attended, make, how), cost=choose.COSTS.get(kernel, "")
+                )
+                for kernel, make in choose.CANDIDATES[name].items()
+                if is_here(kernel, make, trials[name])
+            ],
+            trial=partial(_rows, sizes, trials[name]),
+            load=partial(_rows, sizes, load),
+            exact=_exact_rows,
+            near=NEAR[sizes.dtype],
+        )
+        for name, load in loads.items()
+    ]
 
 
-def _layouts(rows: int, length: int, document: float, window: int) -> dict[str, AttentionLayout]:
+def _of_window(window: int | None) -> str:
+    return f", window of {window}" if window else ""
+
+
+def _layouts(
+    rows: int, length: int, document: float, window: int, device: torch.device
+) -> dict[str, AttentionLayout]:
     cuts = range(0, rows * length, max(1, int(document * length)))
-    ends = torch.tensor(sorted({*cuts, 1, *range(0, rows * length + 1, length)}), dtype=torch.int32)
+    ends = sorted({*cuts, 1, *range(0, rows * length + 1, length)})
     whole = AttentionLayout(batch=rows, seq_len=length)
-    packed = replace(whole, cu_seqlens=ends)
+    packed = replace(whole, cu_seqlens=torch.tensor(ends, dtype=torch.int32, device=device))
     found = {choose.ROWS: whole, choose.DOCUMENTS: packed}
     return {**found, choose.WINDOW: replace(packed, window=window)} if window else found
-
-
-def _attention(name: str, sizes: Heads, trial: AttentionLayout, load: AttentionLayout) -> Operation[Rows]:
-    how = {"device": sizes.device, "dtype": sizes.dtype, "head_dim": sizes.head_dim}
-    of_window = f", window of {load.window}" if load.is_windowed else ""
-    return Operation(
-        name=name,
-        shape=f"{load.batch} x {load.seq_len}{of_window}, {sizes}",
-        candidates=[
-            Candidate(
-                name=kernel, prepare=partial(_with_gradients, make, how), cost=choose.COSTS.get(kernel, "")
-            )
-            for kernel, make in choose.CANDIDATES[name].items()
-            if _is_here(kernel, make, trial, how)
-        ],
-        trial=partial(_rows, sizes, trial),
-        load=partial(_rows, sizes, load),
-        exact=_exact_rows,
-        near=NEAR[sizes.dtype],
-    )
-
-
-def _is_here(kernel: str, make: choose.Make, trial: AttentionLayout, how: dict[str, Any]) -> bool:
-    """True if a device has a kernel; those that cost more are not made to find that out."""
-    if kernel in choose.COSTS:
-        return has_triton(how["device"])
-    return make(_on(trial, how["device"]), **how) is not None
-
-
-def _on(layout: AttentionLayout, device: torch.device) -> AttentionLayout:
-    return layout if layout.cu_seqlens is None else replace(layout, cu_seqlens=layout.cu_seqlens.to(device))
 
 
 def _rows(sizes: Heads, layout: AttentionLayout) -> Rows:
     drawn = sizes.drawn()
     q, k, v, upstream = (
-        drawn(layout.batch, layout.seq_len, heads, sizes.head_dim).transpose(1, 2)
+        drawn(layout.batch, layout.seq_len, heads, sizes.head_dim).transpose(1, 2).requires_grad_()
         for heads in (sizes.heads, sizes.kv_heads, sizes.kv_heads, sizes.heads)
     )
-    on_device = _on(layout, sizes.device)
-    q, k, v = (tensor.requires_grad_() for tensor in (q, k, v))
-    return Rows(layout=on_device, q=q, k=k, v=v, upstream=upstream)
+    return layout, q, k, v, upstream
 
 
-def _with_gradients(make: choose.Make, how: dict[str, object], case: Rows) -> Call:
-    attend = make(case.layout, **how)
+def _attended(make: choose.Make, how: dict[str, Any], case: Rows) -> Call:
+    layout, q, k, v, upstream = case
+    attend = make(layout, **how)
     if attend is None:
         raise LookupError("the device has no such kernel for these documents")
 
     @torch.enable_grad()
     def call() -> Sequence[Tensor]:
-        out = attend(case.q, case.k, case.v, scale=case.q.shape[-1] ** -0.5)
-        return out, *torch.autograd.grad(out, (case.q, case.k, case.v), case.upstream)
+        out = attend(q, k, v, scale=q.shape[-1] ** -0.5)
+        return out, *torch.autograd.grad(out, (q, k, v), upstream)
 
     return call
 
 
 def _exact_rows(case: Rows) -> Sequence[Tensor]:
-    with torch.enable_grad():
-        q, k, v = (tensor.detach().double().requires_grad_() for tensor in (case.q, case.k, case.v))
-        groups = q.shape[1] // k.shape[1]
-        scores = q @ k.repeat_interleave(groups, 1).transpose(2, 3) * q.shape[-1] ** -0.5
-        hidden = ~visibility_mask(case.layout, device=q.device)
-        out = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v.repeat_interleave(groups, 1)
-        return out, *torch.autograd.grad(out, (q, k, v), case.upstream.double())
+    layout, *tensors = case
+    q, k, v, upstream = (tensor.detach().double().requires_grad_() for tensor in tensors)
+    return _attended(choose.masked, {"device": q.device}, (layout, q, k, v, upstream))()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pages:
-    """Queries of a step, and one layer's pages."""
-
-    q: Tensor
-    keys: Tensor
-    values: Tensor
-    step: PagedStep
-    window: int | None
+Pages = tuple[Tensor, Tensor, Tensor, PagedStep, int | None]
+"""Queries of a step, one layer's pages of keys and of values, the step, and a window."""
 
 
 def page_operations(
@@ -193,7 +174,7 @@ def page_operations(
         Operation(
             name=name,
             shape=f"{len(loads[name])} x {loads[name][0][1]}, pages of {block_size}, {words}, {sizes}"
-            + (f", window of {window}" if window else ""),
+            + _of_window(window),
             candidates=[
                 Candidate(name=kernel, prepare=partial(_over_pages, attend))
                 for kernel, attend in _page_kernels(name, sizes, pages).items()
@@ -215,12 +196,8 @@ def _page_kernels(operation: str, sizes: Heads, pages: torch.dtype) -> dict[str,
         return {**first, "SDPA, gathered": paged.plain_attention}
     has_varlen = is_available(device=sizes.device, dtype=sizes.dtype, head_dim=sizes.head_dim)
     reads_pages = has_varlen and has_pages() and pages == sizes.dtype
-    is_here = {
-        "SDPA and varlen, gathered": has_varlen,
-        "varlen, gathered": has_varlen,
-        "varlen over pages": reads_pages,
-    }
-    return {n: kernel for n, kernel in paged.CANDIDATES[operation].items() if is_here.get(n, True)}
+    is_here = {paged.TRITON: True, paged.OVER_PAGES: reads_pages}
+    return {n: kernel for n, kernel in paged.CANDIDATES[operation].items() if is_here.get(n, has_varlen)}
 
 
 def _pages(
@@ -243,20 +220,20 @@ def _pages(
     )
     shape = (len(blocks), sizes.kv_heads, block_size, sizes.head_dim)
     keys, values = (to_pages(drawn(*shape), dtype) for _ in range(2))
-    q = drawn(tokens, sizes.heads, sizes.head_dim)
-    return Pages(q=q, keys=keys, values=values, step=step, window=window)
+    return drawn(tokens, sizes.heads, sizes.head_dim), keys, values, step, window
 
 
 def _over_pages(attend: paged.PageKernel, case: Pages) -> Call:
+    *tensors, window = case
+
     @torch.no_grad()
     def call() -> Sequence[Tensor]:
-        scale = case.q.shape[-1] ** -0.5
-        return (attend(case.q, case.keys, case.values, case.step, window=case.window, scale=scale),)
+        return (attend(*tensors, window=window, scale=case[0].shape[-1] ** -0.5),)
 
     return call
 
 
 def _exact_pages(case: Pages) -> Sequence[Tensor]:
-    keys, values = (from_pages(pages, torch.float64) for pages in (case.keys, case.values))
-    scale = case.q.shape[-1] ** -0.5
-    return (paged.plain_attention(case.q.double(), keys, values, case.step, window=case.window, scale=scale),)
+    q, keys, values, step, window = case
+    exact = q.double(), from_pages(keys, torch.float64), from_pages(values, torch.float64), step, window
+    return _over_pages(paged.plain_attention, exact)()

@@ -1,7 +1,6 @@
 """Products with int8, int4 and float8 matrices as operations with candidates: tests, and what is timed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -28,25 +27,14 @@ _NEAR = {torch.float32: 2**-14, torch.float16: 2**-9, torch.bfloat16: 2**-6}
 _TRIAL = (96, 320)
 """Outputs and inputs of the tested matrix: no multiples of what a program has."""
 Layer = Int8Linear | Int4Linear | Float8Linear
-_KINDS: dict[str, Callable[[nn.Linear], Layer]] = {
-    "int8": Int8Linear,
-    "int4": Int4Linear,
-    "float8": partial(Float8Linear, is_native=True),
+_KINDS: dict[str, tuple[Callable[[nn.Linear], Layer], dict[str, str]]] = {
+    "int8": (Int8Linear, {TRITON: "", WRITTEN_OUT: ""}),
+    "int4": (Int4Linear, {TRITON: "", WRITTEN_OUT: "", TINYGEMM: "a second copy of the codes"}),
+    "float8": (partial(Float8Linear, is_native=True), {TRITON: "", BY_TORCH: ""}),
 }
-_KERNELS = {
-    "int8": {TRITON: "", WRITTEN_OUT: ""},
-    "int4": {TRITON: "", WRITTEN_OUT: "", TINYGEMM: "a second copy of the codes"},
-    "float8": {TRITON: "", BY_TORCH: ""},
-}
-"""Format of the matrix -> kernel -> its cost, in the static order."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
-    """Tokens and a rounded layer."""
-
-    layer: Layer
-    x: Tensor
+"""Format of the matrix -> its layer, and kernel -> its cost, in the static order."""
+Product = tuple[Layer, Tensor]
+"""A rounded layer and tokens."""
 
 
 def product_operations(
@@ -67,7 +55,7 @@ def product_operations(
             shape=f"{most} tokens, {outputs} x {inputs}, {str(dtype).removeprefix('torch.')}",
             candidates=[
                 Candidate(name=name, prepare=partial(_prepared, name), cost=cost)
-                for name, cost in _KERNELS[bits].items()
+                for name, cost in _KINDS[bits][1].items()
             ],
             trial=partial(made, most, *_TRIAL),
             load=partial(made, most, outputs, inputs),
@@ -85,23 +73,24 @@ def _product(
     drawn = partial(torch.randn, generator=torch.Generator(device).manual_seed(0), device=device)
     linear = nn.Linear(inputs, outputs, bias=False, device="meta")
     linear.weight = nn.Parameter(drawn(outputs, inputs, dtype=dtype) / 10, requires_grad=False)
-    return Product(layer=_KINDS[bits](linear), x=drawn(num_tokens, inputs, dtype=dtype))
+    return _KINDS[bits][0](linear), drawn(num_tokens, inputs, dtype=dtype)
 
 
 def _prepared(name: str, case: Product) -> Call:
-    layer = case.layer
-    kernels = {operation_of(layer.bits, len(case.x)): name}
+    layer, x = case
+    kernels = {operation_of(layer.bits, len(x)): name}
     layer.use(kernels)
 
     @torch.no_grad()
     def call() -> tuple[Tensor]:
         layer.kernels = kernels
-        return (layer(case.x),)
+        return (layer(x),)
 
     return call
 
 
 def _exact(case: Product) -> tuple[Tensor]:
-    if isinstance(case.layer, Float8Linear):  # its tokens are rounded too
-        case = replace(case, x=scaled(case.x, ROW, torch.float8_e4m3fn).values(torch.float32))
-    return (case.x.double() @ case.layer.matrix().double().t(),)
+    layer, x = case
+    if isinstance(layer, Float8Linear):  # its tokens are rounded too
+        x = scaled(x, ROW, torch.float8_e4m3fn).values(torch.float32)
+    return (x.double() @ layer.matrix().double().t(),)
