@@ -418,8 +418,12 @@ def defaults_module() -> str:
     """Return the defaults of all keys as a module of the page of a run."""
     from penstock.train.recipe.config import TrainConfig
 
-    found = json.dumps(dict(recipe_defaults(TrainConfig)), indent=2, ensure_ascii=False)
-    return f"// Defaults of recipe keys. {WRITTEN.strip('<>!- ')}\n\nexport const DEFAULTS = {found};\n"
+    sections: dict[str, list[str]] = {}
+    for key, value in recipe_defaults(TrainConfig):
+        written = f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}"
+        sections.setdefault(key.partition(".")[0] if "." in key else "", []).append(written)
+    lines = "".join(f"  {', '.join(keys)},\n" for keys in sections.values())
+    return f"// Defaults of recipe keys. {WRITTEN.strip('<>!- ')}\n\nexport const DEFAULTS = {{\n{lines}}};\n"
 
 
 def section(cls: Any, name: str, *, level: int, heading: str = "") -> Iterator[str]:
