@@ -132,7 +132,7 @@ Penstock refuses every other folder, and names what its model has and Penstock l
 SOURCES_OF_PRESETS = """\
 ## Where they were read
 
-The values of these shapes were read in November 2026. Those of the others are from memory; their numbers of
+The values of these shapes were read in November 2026. The other presets are from memory; their numbers of
 parameters equal the published ones.
 
 """
