@@ -16,7 +16,7 @@ drafts, log-probabilities, text and HTTP. Its greedy answers are the same, as th
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -59,7 +59,7 @@ class Pages:
 
 def slots_of(sequence: Sequence, stop: int) -> Tensor:
     """Return the slots of the positions 0 to `stop` of a sequence, [stop] int64."""
-    blocks = torch.tensor(list(sequence.blocks))
+    blocks = torch.tensor(list(sequence.tables[0].blocks))
     positions = torch.arange(stop)
     return blocks[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
 
@@ -88,6 +88,10 @@ class Step:
 
     shares: tuple[ScheduledTokens, ...]
     layers: list[LayerOfStep]
+
+    def attends(self, windows: Iterable[int | None]) -> list[Attend]:
+        """Return the attention of each layer."""
+        return [self.attend(window) for window in windows]
 
     def attend(self, window: int | None) -> Attend:
         """Return the attention of one layer: each share sees the pages of its own sequence."""

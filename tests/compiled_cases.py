@@ -56,10 +56,10 @@ def step_of(sizes, starts):
     return StepBatch(
         token_ids=(whole * 7 + 3) % 50,
         positions=whole,
-        slots=np.concatenate(slots),
+        slots=np.concatenate(slots)[None],
         query_starts=ends,
         lengths=lengths,
-        block_tables=tables[:, : -(-int(lengths.max()) // BLOCK_SIZE)],
+        block_tables=tables[None, :, : -(-int(lengths.max()) // BLOCK_SIZE)],
         logit_rows=(ends[1:] - 1).astype(np.int64),
         adapters=np.full(len(sizes), -1, dtype=np.int32),
     )

@@ -4,14 +4,15 @@ It is given nothing but a step's arrays, as a real one: each position reads the 
 cache. So one wrong block, slot or position changes every token that follows.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from penstock.engine.model_runner.batch import StepBatch, batch_of
 from penstock.engine.request import Request
 from penstock.engine.scheduling.scheduler import Scheduler
-from penstock.engine.scheduling.sequence import Sequence, StepPlan
+from penstock.engine.scheduling.sequence import Sequence as Tokens
+from penstock.engine.scheduling.sequence import StepPlan
 
 VOCAB = 1000
 ADAPTERS = {"a": 0, "b": 1}
@@ -35,36 +36,40 @@ def answer_of(request: Request) -> list[int]:
 
 
 class HashingModel:
-    """Runs batches over a cache of so many slots.
+    """Runs batches over a cache of so many slots, which all cache groups write to, each to its own.
 
     Args:
-        window: so many positions, a share's first token included, have to be one another's successors.
+        windows: of each group: so many positions, a share's first token included, have to be one another's
+            successors; None: all.
     """
 
-    def __init__(self, *, num_blocks: int, block_size: int, window: int = 2) -> None:
+    def __init__(self, *, num_blocks: int, block_size: int, windows: Sequence[int | None] = (2,)) -> None:
         self._block_size = block_size
-        self._window = window
+        self._windows = windows
         self._cache: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)  # state, token
 
     def run(self, batch: StepBatch) -> list[int]:
         """Return the likeliest token at each of the rows asked for."""
         states = []
         for share in range(len(batch.lengths)):
-            table = batch.block_tables[share]
+            tables = batch.block_tables[:, share]
+            assert len(tables) == len(self._windows)
             for t in range(batch.query_starts[share], batch.query_starts[share + 1]):
                 position = int(batch.positions[t])
                 before = int(batch.adapters[share])
                 if position:
-                    before = self._kept(table, position - 1)[0]
+                    (before,) = {self._kept(table, position - 1)[0] for table in tables}
                 token = int(batch.token_ids[t])
                 states.append(step_hash(before, token))
-                self._cache[batch.slots[t]] = states[-1], token
-            self._check_window(table, int(batch.positions[batch.query_starts[share]]))
+                for slot in batch.slots[:, t]:
+                    self._cache[slot] = states[-1], token
+            for table, window in zip(tables, self._windows, strict=True):
+                self._check_window(table, int(batch.positions[batch.query_starts[share]]), window)
             assert batch.lengths[share] == position + 1
         return [states[row] % VOCAB for row in batch.logit_rows]
 
-    def _check_window(self, table: np.ndarray, position: int) -> None:
-        for seen in range(max(0, position - self._window + 1), position):
+    def _check_window(self, table: np.ndarray, position: int, window: int | None) -> None:
+        for seen in range(0 if window is None else max(0, position - window + 1), position):
             state, token = self._kept(table, seen + 1)
             assert state == step_hash(self._kept(table, seen)[0], token), (seen, position)
 
@@ -101,10 +106,10 @@ def _accepted(drafts: Iterable[int], rows: Iterable[int]) -> list[int]:
     return tokens
 
 
-def sequences_of(request: Request, *, first_id: int) -> list[Sequence]:
+def sequences_of(request: Request, *, first_id: int) -> list[Tokens]:
     """The sequences of a request's answers."""
     return [
-        Sequence(
+        Tokens(
             id=first_id + answer,
             request_id=first_id,
             answer=answer,

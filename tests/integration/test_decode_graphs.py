@@ -91,7 +91,7 @@ def test_padding_rows_write_to_no_block_of_a_sequence():
         parts[1].pages.zero_()
         runner.run(step)
         written = parts[1].pages[:, :, :-1].abs().sum(dim=(0, 1, 3, 5)).nonzero()
-        blocks = [(slot // BLOCK_SIZE, slot % BLOCK_SIZE) for slot in step.slots.tolist()]
+        blocks = [(slot // BLOCK_SIZE, slot % BLOCK_SIZE) for slot in step.slots[0].tolist()]
         assert [tuple(place) for place in written.tolist()] == blocks
     assert record.replayed == [MAX_SEQUENCES] * 2
 

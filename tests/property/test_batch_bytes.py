@@ -16,7 +16,7 @@ NAMES = [field.name for field in fields(StepBatch)]
 @st.composite
 def batches(draw):
     def array(name):
-        shape = (draw(SIZES), draw(SIZES)) if name == "block_tables" else draw(SIZES)
+        shape = [draw(SIZES) for _ in range({"slots": 2, "block_tables": 3}.get(name, 1))]
         return draw(arrays(np.int64 if name in INT64 else np.int32, shape))
 
     return StepBatch(**{name: array(name) for name in NAMES})

@@ -20,6 +20,7 @@ from penstock.engine.assemble import build_engine
 from penstock.engine.config import EngineConfig
 from penstock.engine.request import Request, TokenLogprob
 from penstock.engine.sampling_params import GREEDY, Sampling
+from penstock.engine.scheduling.groups import blocks_of, cache_groups, rows_of
 from penstock.models.decoder.model import Decoder
 from tests.examples import examples
 from tests.families import small_llama
@@ -157,17 +158,25 @@ class Knowing:
         return tuple(self._tokens_of(sequence.request_id, sequence.answer)[sequence.num_sampled :])
 
 
-def answers_beside_others(folder, cache, asked, config, spare, alone, *, overlaps=False):
+def answers_beside_others(folder, kind, asked, config, spare, alone, *, overlaps=False):
     """Ask an engine with little room; return the request and each of its answers, of all requests.
 
     Args:
         overlaps: launch each step before the last one is read, as on a GPU.
     """
-    num_blocks = -(-CONTEXT // config["block_size"]) + spare  # one context fits, and little more
+    name, cache = kind
+    windows, block_size = MODELS[name].windows, config["block_size"]
+    groups = cache_groups(windows, context=CONTEXT)
+    num_blocks = spare + blocks_of(  # one context fits, and little more
+        CONTEXT,
+        [group.window for group in groups],
+        block_size=block_size,
+        share_tokens=config["tokens_per_step"],
+    )
     is_known = config["drafts"] == "known"
     config = {**config, "drafts": "ngram" if is_known else config["drafts"], "adapt_drafts": False}
-    position_bytes = 2 * 2 * 2 * ROW_BYTES[cache]  # keys and values, layers, heads
-    room_gib = num_blocks * config["block_size"] * position_bytes / 2**30
+    position_bytes = 2 * rows_of(groups) * 2 * ROW_BYTES[cache]  # keys and values, layers, heads
+    room_gib = num_blocks * block_size * position_bytes / 2**30
     engine = build_engine(folder, EngineConfig(device="cpu", cache=cache, cache_gib=room_gib, **config))
     assert engine.capacity.num_blocks <= num_blocks
     if overlaps:
@@ -204,7 +213,7 @@ def test_tokens_do_not_depend_on_neighbours_or_on_how_steps_are_cut(
     folder, kind, alone, asked, config, spare, overlaps
 ):
     for request, answers in answers_beside_others(
-        folder, kind[1], asked, config, spare, alone, overlaps=overlaps
+        folder, kind, asked, config, spare, alone, overlaps=overlaps
     ):
         for answer, expected in zip(answers, alone(request), strict=True):
             check_tokens(answer, expected)
@@ -227,7 +236,7 @@ def test_few_query_heads_and_8_bits_change_a_token_only_where_another_was_as_lik
         (arrives, replace(request, sampling=replace(request.sampling, num_logprobs=5)), leaves)
         for arrives, request, leaves in asked
     ]
-    for request, answers in answers_beside_others(folder, kind[1], asked, config, spare, alone):
+    for request, answers in answers_beside_others(folder, kind, asked, config, spare, alone):
         for answer, expected in zip(answers, alone(request), strict=True):
             num_equal = next(
                 (n for n, (a, b) in enumerate(zip(answer.tokens, expected.tokens, strict=False)) if a != b),

@@ -12,7 +12,7 @@ from penstock.engine.scheduling.scheduler import Scheduler, StepLimits
 from tests.examples import examples
 from tests.hashing_model import HashingModel, answer_of, finish_full, run_plan, run_to_end, sequences_of
 
-BLOCK_SIZE, NUM_BLOCKS, BUDGET, PIECE = 4, 12, 10, 6
+BLOCK_SIZE, BUDGET, PIECE = 4, 10, 6
 
 
 def prompt_of(kind, length):
@@ -45,19 +45,18 @@ requests = st.builds(
 
 
 class Schedules(RuleBasedStateMachine):
-    window = None
+    windows = (None,)
+    num_blocks = 12
 
     def __init__(self):
         super().__init__()
-        pool = BlockPool(NUM_BLOCKS)
+        pool = BlockPool(self.num_blocks)
         limits = StepLimits(
-            max_sequences=5, tokens_per_step=BUDGET, block_size=BLOCK_SIZE, window=self.window
+            max_sequences=5, tokens_per_step=BUDGET, block_size=BLOCK_SIZE, windows=self.windows
         )
         size = StepSize(target_s=0.05, chunk_tokens=PIECE, most=BUDGET)
         self.scheduler = Scheduler(limits, pool, size=size)
-        self.model = HashingModel(
-            num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, window=self.window or NUM_BLOCKS * BLOCK_SIZE
-        )
+        self.model = HashingModel(num_blocks=self.num_blocks, block_size=BLOCK_SIZE, windows=self.windows)
         self.sequences = []
         self.now_s = 0.0
 
@@ -125,16 +124,35 @@ class Schedules(RuleBasedStateMachine):
 
 
 class WindowedSchedules(Schedules):
-    window = 7
+    windows = (7,)
 
     @invariant()
-    def what_the_next_token_sees_is_there(self):
+    def what_the_next_token_sees_is_there_and_no_more(self):
         for sequence in self.scheduler.running:
-            first_seen = sequence.num_computed - (self.window - 1)
-            assert sequence.num_released * BLOCK_SIZE <= max(0, first_seen)
+            for table, window in zip(sequence.tables, self.windows, strict=True):
+                first_seen = 0 if window is None else max(0, sequence.num_computed - (window - 1))
+                assert table.num_released == first_seen // BLOCK_SIZE
+                wanted = len(sequence.tokens) + BUDGET  # drafts
+                if window is not None:
+                    wanted = min(wanted, window - 1 + max(PIECE, 1 + BUDGET))
+                assert len(table.held) <= (wanted + 2 * BLOCK_SIZE - 2) // BLOCK_SIZE
+
+
+class SchedulesOfGroups(WindowedSchedules):
+    windows = (7, 7, None)
+    num_blocks = 26
+
+
+class SchedulesOfWindows(WindowedSchedules):
+    windows = (3, 12)
+    num_blocks = 14
 
 
 Schedules.TestCase.settings = examples(60, stateful_step_count=40)
 test_any_schedule = Schedules.TestCase
 WindowedSchedules.TestCase.settings = Schedules.TestCase.settings
 test_any_schedule_where_tokens_see_a_window = WindowedSchedules.TestCase
+SchedulesOfGroups.TestCase.settings = Schedules.TestCase.settings
+test_any_schedule_of_groups = SchedulesOfGroups.TestCase
+SchedulesOfWindows.TestCase.settings = Schedules.TestCase.settings
+test_any_schedule_of_groups_with_windows = SchedulesOfWindows.TestCase

@@ -1,5 +1,6 @@
 """Build an engine from a model folder or a model in memory: weights, KV cache, scheduler, sampler."""
 
+from functools import partial
 from pathlib import Path
 
 from penstock.core import env
@@ -18,6 +19,7 @@ from penstock.engine.sampling.output_processor import OutputProcessor
 from penstock.engine.sampling.sampler import Sampler
 from penstock.engine.scheduling.blocks import BlockPool
 from penstock.engine.scheduling.budget import StepSize
+from penstock.engine.scheduling.groups import blocks_of, rows_of
 from penstock.engine.scheduling.scheduler import Scheduler, StepLimits
 from penstock.engine.speculation.open import build_drafting, open_speculator
 from penstock.engine.text_processor import TextProcessor
@@ -96,7 +98,7 @@ def _engine(
             max_sequences=capacity.max_sequences,
             tokens_per_step=capacity.tokens_per_step,
             block_size=capacity.block_size,
-            window=_window(part),
+            windows=tuple(group.window for group in part.groups),
         ),
         BlockPool(capacity.num_blocks, keep_idle=config.prefix_caching),
         size=StepSize(
@@ -148,14 +150,6 @@ def _runner(
     return runner
 
 
-def _window(part: ModelShard) -> int | None:
-    """Return the largest attention window of all layers, in tokens; None: some layer sees the whole
-    context."""
-    windows = part.model.config.windows
-    known = [window for window in windows if window is not None]
-    return max(known) if len(known) == len(windows) else None
-
-
 def _grammars(
     text_processor: TextProcessor | None, runner: StepRunner, capacity: Capacity
 ) -> GrammarsOfAdapters | None:
@@ -178,7 +172,7 @@ def _capacity(part: ModelShard, config: EngineConfig) -> Capacity:
         )
     context = config.max_context or longest
     block_bytes = bytes_per_block(
-        model.num_hidden_layers,
+        rows_of(part.groups),
         block_size=config.block_size,
         kv_heads=model.key_value_heads,
         head_dim=model.size_of_head,
@@ -198,7 +192,12 @@ def _capacity(part: ModelShard, config: EngineConfig) -> Capacity:
         num_blocks=num_blocks_for(
             _cache_bytes(part, config, tokens_per_step=tokens_per_step, context=context),
             block_bytes=block_bytes,
-            block_size=config.block_size,
+            blocks_of=partial(
+                blocks_of,
+                windows=[group.window for group in part.groups],
+                block_size=config.block_size,
+                share_tokens=min(tokens_per_step, defaults_of(device.type).piece_tokens),
+            ),
             context=context,
             max_sequences=config.max_sequences,
         ),

@@ -63,7 +63,7 @@ def test_a_cancelled_request_ends_at_once_and_says_so():
     engine.cancel(first)
     engine.cancel(first)  # once more does nothing
     engine.cancel(12345)  # nor does a request that never was
-    assert engine.scheduler.pool.num_used == len(engine.scheduler.running[0].blocks)
+    assert engine.scheduler.pool.num_used == len(engine.scheduler.running[0].tables[0].blocks)
     ends = finishes(run_to_end(engine))
     assert ends == {(first, 0): "cancelled", (first, 1): "cancelled", (second, 0): "length"}
 

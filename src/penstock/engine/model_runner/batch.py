@@ -1,19 +1,22 @@
 """Batch of one step as integer arrays, and its serialisation for the other ranks; no torch.
 
-Legend: t tokens of the step, s shares, w blocks of the longest block table, r rows whose logits are needed.
+Legend: t tokens of the step, s shares, w blocks of the longest block table, r rows whose logits are needed,
+g cache groups (scheduling/groups.py).
 
-Each serialised array has a header of four integers (item size in bytes, dims, size of the first two dims) and
-begins at a multiple of 8 bytes, so that the receiver's arrays are views of the message.
+Each serialised array has a header of five integers (item size in bytes, dims, size of the first three dims)
+and begins at a multiple of 8 bytes, so that the receiver's arrays are views of the message.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from math import prod
 from types import MappingProxyType
 
 import numpy as np
 
 from penstock.engine.scheduling.sequence import ScheduledTokens, StepPlan
 
+Blocks = Sequence[int]
 NO_ADAPTERS: Mapping[str, int] = MappingProxyType({})
 
 
@@ -27,13 +30,13 @@ class StepBatch:
     positions: np.ndarray
     """[t] int64, position of each token in its sequence, from 0."""
     slots: np.ndarray
-    """[t] int64: cache slot of each token's key and value, block * block_size + offset."""
+    """[g, t] int64: cache slot of each token's key and value, block * block_size + offset."""
     query_starts: np.ndarray
     """[s + 1] int32: share i has the tokens query_starts[i] to query_starts[i + 1]."""
     lengths: np.ndarray
     """[s] int32: keys that the last query of each share attends to, its own included."""
     block_tables: np.ndarray
-    """[s, w] int32, padded with 0."""
+    """[g, s, w] int32, padded with 0; entries of blocks that no token of the share sees are stale."""
     logit_rows: np.ndarray
     """[r] int64: tokens whose logits are needed, ascending: the last token of each share that samples, each
     token before a draft, and prompt tokens whose log-probabilities were requested."""
@@ -74,13 +77,15 @@ def batch_of(plan: StepPlan, block_size: int, *, adapters: Mapping[str, int] = N
         logit_rows += range(end - share.num_rows, end)
         if share.embeds:
             vector_rows.append(end - 1)
+    num_groups = len(plan.shares[0].sequence.tables)
+    groups = [[share.sequence.tables[group].blocks for share in plan.shares] for group in range(num_groups)]
     return StepBatch(
         token_ids=np.array(ids, np.int64),
         positions=np.array(positions, np.int64),
-        slots=np.array(_slots(plan.shares, block_size), np.int64),
+        slots=np.array([_slots(plan.shares, blocks, block_size) for blocks in groups], np.int64),
         query_starts=np.array(ends, np.int32),
         lengths=np.array([share.start + share.num_tokens for share in plan.shares], np.int32),
-        block_tables=_block_tables(plan.shares),
+        block_tables=_block_tables(groups),
         logit_rows=np.array(logit_rows, np.int64),
         adapters=np.array(
             [adapters.get(share.sequence.request.adapter or "", -1) for share in plan.shares], np.int32
@@ -89,24 +94,27 @@ def batch_of(plan: StepPlan, block_size: int, *, adapters: Mapping[str, int] = N
     )
 
 
-def _slots(shares: tuple[ScheduledTokens, ...], block_size: int) -> list[int]:
+def _slots(shares: tuple[ScheduledTokens, ...], blocks: list[Blocks], block_size: int) -> list[int]:
     return [
-        share.sequence.blocks[position // block_size] * block_size + position % block_size
-        for share in shares
+        own[position // block_size] * block_size + position % block_size
+        for share, own in zip(shares, blocks, strict=True)
         for position in range(share.start, share.start + share.num_tokens)
     ]
 
 
-def _block_tables(shares: tuple[ScheduledTokens, ...]) -> np.ndarray:
-    tables = np.zeros((len(shares), max(len(share.sequence.blocks) for share in shares)), np.int32)
-    for table, share in zip(tables, shares, strict=True):
-        table[: len(share.sequence.blocks)] = share.sequence.blocks  # an array("i") is copied as it is
+def _block_tables(groups: list[list[Blocks]]) -> np.ndarray:
+    width = max(len(own) for blocks in groups for own in blocks)
+    tables = np.zeros((len(groups), len(groups[0]), width), np.int32)
+    for group, blocks in zip(tables, groups, strict=True):
+        for table, own in zip(group, blocks, strict=True):
+            table[: len(own)] = own  # an array("i") is copied as it is
     return tables
 
 
 _NAMES = tuple(field.name for field in fields(StepBatch))
 _TYPES: dict[int, np.dtype[np.signedinteger]] = {4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 _ALIGNED = 8
+_MAX_DIMS = 3
 
 
 def encode(batch: StepBatch) -> bytes:
@@ -118,17 +126,17 @@ def encode(batch: StepBatch) -> bytes:
     [7, 8]
     """
     arrays = [np.ascontiguousarray(getattr(batch, name)) for name in _NAMES]
-    head = [(a.itemsize, a.ndim, a.shape[0], a.shape[1] if a.ndim == 2 else 1) for a in arrays]
+    head = [(a.itemsize, a.ndim, *a.shape, *(1,) * (_MAX_DIMS - a.ndim)) for a in arrays]
     padded = (array.tobytes() + bytes(-array.nbytes % _ALIGNED) for array in arrays)
     return b"".join((np.array(head, np.int64).tobytes(), *padded))
 
 
 def decode(content: bytearray | memoryview) -> StepBatch:
     """Return the batch serialised by `encode`; its arrays are views of `content`, which must be writable."""
-    head = np.frombuffer(content, np.int64, count=4 * len(_NAMES)).reshape(-1, 4)
+    head = np.frombuffer(content, np.int64, count=(2 + _MAX_DIMS) * len(_NAMES)).reshape(-1, 2 + _MAX_DIMS)
     arrays, start = {}, head.nbytes
-    for name, (size, dims, first, second) in zip(_NAMES, head.tolist(), strict=True):
-        flat = np.frombuffer(content, _TYPES[size], count=first * second, offset=start)
-        arrays[name] = flat.reshape(first, second) if dims == 2 else flat
+    for name, (size, dims, *shape) in zip(_NAMES, head.tolist(), strict=True):
+        flat = np.frombuffer(content, _TYPES[size], count=prod(shape), offset=start)
+        arrays[name] = flat.reshape(shape[:dims])
         start += flat.nbytes + -flat.nbytes % _ALIGNED
     return StepBatch(**arrays)

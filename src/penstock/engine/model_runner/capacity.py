@@ -5,6 +5,8 @@ bounds it. On a CPU half of that is used: other programs and activations need so
 before they are used. More than `max_sequences` whole contexts is never needed.
 """
 
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.core.errors import ConfigError
@@ -66,20 +68,23 @@ class Capacity:
 
 
 def num_blocks_for(
-    free_bytes: int, *, block_bytes: int, block_size: int, context: int, max_sequences: int
+    free_bytes: int, *, block_bytes: int, blocks_of: Callable[[int], int], context: int, max_sequences: int
 ) -> int:
     """Return the number of blocks that fit, at most as many as `max_sequences` contexts need.
+
+    Args:
+        blocks_of: returns the blocks of a sequence of so many tokens, over all cache groups.
 
     Raises:
         ConfigError: not even one context fits.
 
-    >>> num_blocks_for(1000, block_bytes=10, block_size=4, context=32, max_sequences=2)
+    >>> num_blocks_for(1000, block_bytes=10, blocks_of=lambda n: -(-n // 4), context=32, max_sequences=2)
     16
     """
-    per_context = -(-context // block_size)
+    per_context = blocks_of(context)
     fitting = free_bytes // block_bytes
     if fitting < per_context:
-        tokens = fitting * block_size
+        tokens = bisect_right(range(context), fitting, key=blocks_of) - 1
         shorter = f"Set max_context (--max-context) to at most {tokens:,}, or give" if tokens else "Give"
         raise ConfigError(
             f"The cache has no room for one context: {context:,} tokens are {per_context:,} blocks of "

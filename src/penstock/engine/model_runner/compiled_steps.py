@@ -17,7 +17,7 @@ number of tokens, so their program of any number is one for each choice.
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import cast
@@ -220,7 +220,7 @@ class CompiledSteps:
             num_singles=0,
         )
         filling = torch.zeros(1, size, dtype=torch.int64, device=self._cache.device)
-        with pages_in_use(self._cache.bound(step).layers):
+        with pages_in_use(self._cache.bound(*[step] * self._cache.num_groups).layers):
             twin.hidden(filling, position_ids=filling.clone(), cache=self._hidden_cache)
 
 
@@ -230,8 +230,8 @@ class _HiddenCache:
 
     layers: list[HiddenPages]
 
-    def attend(self, window: int | None) -> Attend:  # noqa: ARG002
-        return _attend_nothing
+    def attends(self, windows: Sequence[int | None]) -> list[Attend]:
+        return [_attend_nothing] * len(windows)
 
 
 def _attend_nothing(q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:  # noqa: ARG001

@@ -25,6 +25,7 @@ by kernel. After another failure those that were recorded stay, and no others ar
 import gc
 import logging
 from collections.abc import Callable, Iterable
+from math import prod
 
 import numpy as np
 import torch
@@ -72,27 +73,36 @@ class StepInputs:
     Args:
         max_sequences: rows of the largest step.
         max_blocks: width of the widest block table.
+        num_groups: cache groups.
         spare_block: block that no sequence has, for padding rows.
     """
 
     def __init__(
-        self, *, max_sequences: int, max_blocks: int, spare_block: int, block_size: int, device: torch.device
+        self,
+        *,
+        max_sequences: int,
+        max_blocks: int,
+        num_groups: int = 1,
+        spare_block: int,
+        block_size: int,
+        device: torch.device,
     ) -> None:
         self._spare_block, self._spare_slot = spare_block, spare_block * block_size
-        rows = {
-            "token_ids": (np.int64, 1),
-            "unread": (np.int64, 1),
-            "drawn": (np.int64, 1),
-            "positions": (np.int64, 1),
-            "slots": (np.int64, 1),
-            "settings": (np.float64, 5),
-            "lengths": (np.int32, 1),
+        row = (max_sequences,)
+        rows: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
+            "token_ids": (np.int64, row),
+            "unread": (np.int64, row),
+            "drawn": (np.int64, row),
+            "positions": (np.int64, row),
+            "slots": (np.int64, (num_groups, max_sequences)),
+            "settings": (np.float64, (max_sequences, 5)),
+            "lengths": (np.int32, row),
         }
-        sizes = [max_sequences * np.dtype(kind).itemsize * many for kind, many in rows.values()]
+        sizes = [np.dtype(kind).itemsize * prod(shape) for kind, shape in rows.values()]
         starts, self._first_table = places_of(sizes)
         self._rows = dict(zip(rows, zip(starts, sizes, rows.values(), strict=True), strict=True))
         self._uploaded = torch.zeros(
-            self._first_table + max_sequences * max_blocks * 4, dtype=torch.uint8, device=device
+            self._first_table + num_groups * max_sequences * max_blocks * 4, dtype=torch.uint8, device=device
         )
         whole = {name: self._view(self._uploaded, name) for name in rows}
         self.token_ids, self.unread, self.drawn = whole["token_ids"], whole["unread"], whole["drawn"]
@@ -102,20 +112,23 @@ class StepInputs:
         self.slots += self._spare_slot
         self.lengths += 1
         self.block_tables = torch.full(
-            (max_sequences, max_blocks), spare_block, dtype=torch.int32, device=device
+            (num_groups, max_sequences, max_blocks), spare_block, dtype=torch.int32, device=device
         )
         self.query_starts = torch.arange(max_sequences + 1, dtype=torch.int32, device=device)
 
-    def step(self, size: int) -> PagedStep:
-        """Return the sequences of a graph of `size` rows."""
-        return PagedStep(
-            slots=self.slots[:size],
-            query_starts=self.query_starts[: size + 1],
-            lengths=self.lengths[:size],
-            block_tables=self.block_tables[:size],
-            spans=(),  # the host knows no lengths during a replay
-            num_singles=size,
-        )
+    def steps(self, size: int) -> list[PagedStep]:
+        """Return the sequences of a graph of `size` rows, for each cache group."""
+        return [
+            PagedStep(
+                slots=slots[:size],
+                query_starts=self.query_starts[: size + 1],
+                lengths=self.lengths[:size],
+                block_tables=tables[:size],
+                spans=(),  # the host knows no lengths during a replay
+                num_singles=size,
+            )
+            for slots, tables in zip(self.slots, self.block_tables, strict=True)
+        ]
 
     def write(
         self, batch: StepBatch, settings: Float64[Tensor, "t 5"] | None, drawn: DrawnTokens, *, size: int
@@ -125,31 +138,31 @@ class StepInputs:
         Args:
             drawn: has the ids that the host has not read; the sampled tokens become its last ones.
         """
-        count, width = batch.block_tables.shape
-        end = self._first_table + size * width * 4
+        groups, count, width = batch.block_tables.shape
+        end = self._first_table + groups * size * width * 4
         packed = pinned(end, self._uploaded.device)  # torch keeps it until the upload is done
         rows = {name: self._view(packed, name).numpy() for name in self._rows}
         rows["token_ids"][:count], rows["unread"][:count] = drawn.split(batch.token_ids)
         for name in ("positions", "slots", "lengths"):
-            rows[name][:count] = getattr(batch, name)
+            rows[name][..., :count] = getattr(batch, name)
         rows["token_ids"][count:size] = rows["unread"][count:size] = rows["positions"][count:size] = 0
         rows["drawn"][:size] = np.arange(size) + drawn.turn()
-        rows["slots"][count:size] = self._spare_slot
+        rows["slots"][:, count:size] = self._spare_slot
         rows["lengths"][count:size] = 1
         if settings is not None:
             rows["settings"][:count] = settings.numpy()
             rows["settings"][count:size] = (0, 1, 0, 0, 0)  # greedy
-        tables = packed[self._first_table :].view(torch.int32).view(size, width).numpy()
-        tables[:count] = batch.block_tables
-        tables[count:] = self._spare_block
+        tables = packed[self._first_table :].view(torch.int32).view(groups, size, width).numpy()
+        tables[:, :count] = batch.block_tables
+        tables[:, count:] = self._spare_block
         self._uploaded[:end].copy_(packed, non_blocking=True)
-        there = self._uploaded[self._first_table : end].view(torch.int32).view(size, width)
-        self.block_tables[:size, :width].copy_(there)
+        there = self._uploaded[self._first_table : end].view(torch.int32).view(groups, size, width)
+        self.block_tables[:, :size, :width].copy_(there)
 
     def _view(self, memory: Tensor, name: str) -> Tensor:
-        start, size, (kind, many) = self._rows[name]
+        start, size, (kind, shape) = self._rows[name]
         found = memory[start : start + size].view(torch.from_numpy(np.zeros(0, kind)).dtype)
-        return found if many == 1 else found.view(-1, many)
+        return found.view(shape)
 
 
 class StepResults:
@@ -205,6 +218,7 @@ class DecodeGraphs:
         self._inputs = StepInputs(
             max_sequences=self._sizes[-1],
             max_blocks=max_blocks,
+            num_groups=cache.num_groups,
             spare_block=num_blocks - 1,
             block_size=block_size,
             device=cache.device,
@@ -273,7 +287,7 @@ class DecodeGraphs:
             and (settings is None or len(settings) == count)
             and not len(batch.vector_rows)
             and self._size_for(count) is not None
-            and batch.block_tables.shape[1] <= self._max_blocks
+            and batch.block_tables.shape[2] <= self._max_blocks
             and bool((batch.adapters < 0).all())
         )
 
@@ -297,7 +311,7 @@ class DecodeGraphs:
         def compute() -> None:
             ids = self._drawn.ids(inputs.token_ids[:size], inputs.unread[:size])
             positions = inputs.positions[:size]
-            cache = self._cache.bound(inputs.step(size))
+            cache = self._cache.bound(*inputs.steps(size))
             hidden = self._forward(ids[None], positions[None], cache)[0]
             logits = self._project(hidden)
             tokens = draw(logits, inputs.settings[:size] if samples else None)

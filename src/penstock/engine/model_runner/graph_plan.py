@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.core.units import mib
+from penstock.engine.scheduling.groups import cache_groups
 from penstock.models.decoder.config import DecoderConfig
 
 _BLOCK_S = 3.4e-3
@@ -15,8 +16,8 @@ _BLOCK_S = 3.4e-3
 opened; benchmarks/results/gpu-2026-11-28.json)."""
 WORKSPACE_BYTES = 2**25
 """Workspace of cuBLAS, which torch allocates for the recording stream: 32 MiB on an H100."""
-_ROW_BYTES = 3 * 8 + 2 * 8 + 5 * 8 + 4
-"""Bytes of a sequence in the upload: ids and places, positions and slots, settings, length."""
+_ROW_BYTES = 3 * 8 + 8 + 5 * 8 + 4
+"""Bytes of a sequence in the upload: ids and places, position, settings, length."""
 _SPLIT, _MAX_PARTS = 256, 64  # of attention to single tokens: nn/kernels/paged_triton.py
 _BINS = 2048  # of a radix select: sampling/draw_triton.py
 
@@ -103,14 +104,18 @@ def plan_graphs(
             model,
             max_sequences=max_sequences,
             max_blocks=-(-context // block_size),
+            num_groups=len(cache_groups(model.windows, context=context)),
             number_bytes=number_bytes,
         ),
     )
 
 
-def fixed_bytes(model: DecoderConfig, *, max_sequences: int, max_blocks: int, number_bytes: int) -> int:
+def fixed_bytes(
+    model: DecoderConfig, *, max_sequences: int, max_blocks: int, num_groups: int, number_bytes: int
+) -> int:
     """Return the bytes of what graphs have beside the activations of a step."""
-    inputs = max_sequences * (_ROW_BYTES + 2 * 4 * max_blocks)  # block tables as uploaded, and in rows
+    of_group = 8 + 2 * 4 * max_blocks  # a slot, and a block table as uploaded and in its row
+    inputs = max_sequences * (_ROW_BYTES + num_groups * of_group)
     results = max_sequences * (model.vocab_size + model.hidden_size) * number_bytes
     return inputs + results + WORKSPACE_BYTES
 

@@ -1,6 +1,9 @@
 """KV cache: pages with the keys and values of every block and layer, and their binding to one step.
 
-One tensor for all layers, allocated once when the engine opens, so that running out of memory is the
+A block has room for the layers of one cache group (scheduling/groups.py), and all groups take blocks of one
+pool: a layer has a group, whose block table it reads, and a row in that group's blocks.
+
+One tensor for all groups, allocated once when the engine opens, so that running out of memory is the
 scheduler's decision (a number of blocks) and not an accident of an allocator. `scheduling/blocks.py` alone
 knows which sequence holds which block.
 """
@@ -24,12 +27,13 @@ class PagedCache:
     """Pages for keys and values.
 
     Args:
-        num_layers: layers of the network.
+        num_layers: layers of the network, or with groups the layers that a block has room for.
         num_blocks: blocks of the scheduler's pool.
         kv_heads: key-value heads of this rank.
         dtype: dtype of the model, or int8.
         has_singles: False: shares of one token are attended by the kernel of longer ones.
         kernels: as in `PagedStep`; None: Triton.
+        groups: layers of each cache group; None: one group of all layers.
     """
 
     def __init__(
@@ -44,41 +48,59 @@ class PagedCache:
         device: torch.device,
         has_singles: bool = True,
         kernels: Mapping[str, str] | None = None,
+        groups: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self._has_singles = has_singles
         self._kernels = kernels or {}
         width = page_width(head_dim, dtype)
         shape = (num_layers, 2, num_blocks, kv_heads, block_size, width)
         self.pages = _zeros(shape, dtype=dtype, device=device)
-        """[layers, 2 (keys, values), blocks, kv_heads, block_size, width]; the width is head_dim, plus the
+        """[rows, 2 (keys, values), blocks, kv_heads, block_size, width]; the width is head_dim, plus the
         bytes of a scale for int8 (nn/kernels/pages.py)."""
+        groups = [range(num_layers)] if groups is None else groups
+        self.num_groups = len(groups)
+        """Number of cache groups."""
+        of_layer = {
+            layer: (group, row) for group, layers in enumerate(groups) for row, layer in enumerate(layers)
+        }
+        self.places = [of_layer[layer] for layer in range(len(of_layer))]
+        """Group and row of each layer."""
         # views once: making them costs as much as a small kernel
-        self._layers = [(layer[0], layer[1]) for layer in self.pages]
+        self._layers = [(group, self.pages[row, 0], self.pages[row, 1]) for group, row in self.places]
 
     @property
     def device(self) -> torch.device:
         """Device of the pages."""
         return self.pages.device
 
-    def bound(self, step: PagedStep) -> "BoundCache":
-        """Return the cache of one step, as the network takes it."""
+    def bound(self, *steps: PagedStep) -> "BoundCache":
+        """Return the cache of one step, as the network takes it; `steps` has one for each group."""
         if not self._has_singles:
-            step = replace(step, num_singles=0)
+            steps = tuple(replace(step, num_singles=0) for step in steps)
         if self._kernels:
-            step = replace(step, kernels=self._kernels)
-        return BoundCache([LayerPages(keys, values, step) for keys, values in self._layers], step)
+            steps = tuple(replace(step, kernels=self._kernels) for step in steps)
+        return BoundCache([LayerPages(keys, values, steps[group]) for group, keys, values in self._layers])
 
 
 @dataclass(frozen=True, slots=True)
 class BoundCache:
-    """Cache argument of `Llama.hidden` for one step."""
+    """Cache argument of `Decoder.hidden` for one step."""
 
     layers: Sequence[LayerPages]
-    step: PagedStep
 
-    def attend(self, window: int | None) -> Attend:
-        """Return attention over the pages of this step's sequences."""
-        return Paged(self.step, window)
+    @property
+    def step(self) -> PagedStep:
+        """Step of the first layer's group; groups differ in their slots and block tables."""
+        return self.layers[0].step
+
+    def attends(self, windows: Sequence[int | None]) -> list[Attend]:
+        """Return the attention of each layer over the pages of this step's sequences."""
+        kinds = [(id(pages.step), window) for pages, window in zip(self.layers, windows, strict=True)]
+        made: dict[tuple[int, int | None], Attend] = {}
+        for kind, pages in zip(kinds, self.layers, strict=True):
+            if kind not in made:
+                made[kind] = Paged(pages.step, kind[1])
+        return [made[kind] for kind in kinds]
 
 
 def type_of_pages(cache: Cache, *, dtype: torch.dtype, head_dim: int) -> torch.dtype:
@@ -101,7 +123,7 @@ def type_of_pages(cache: Cache, *, dtype: torch.dtype, head_dim: int) -> torch.d
 def bytes_per_block(
     num_layers: int, *, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> int:
-    """Return the bytes of one block over all layers.
+    """Return the bytes of one block; `num_layers` as in `PagedCache`.
 
     >>> bytes_per_block(32, block_size=16, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
     2097152

@@ -186,6 +186,7 @@ def _of_blocks(
         [*(size for block in blocks for size in block.outputs), model.unembed.out_features],
         [window or 0 for window in model.config.windows],
         list(model.rope_of),
+        [number for place in cache.places for number in place],
         [
             blocks[0].eps,
             blocks[0].scale,

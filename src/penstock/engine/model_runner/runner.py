@@ -108,9 +108,9 @@ class Runner:
         )
         if places is not None and self._drawn is not None:
             ids = self._drawn.ids(ids, paged.pop())
-        step = PagedStep.from_uploaded(paged, query_starts=batch.query_starts, lengths=batch.lengths)
+        steps = PagedStep.from_uploaded(paged, query_starts=batch.query_starts, lengths=batch.lengths)
         self._adapters.begin(batch)
-        hidden = self.forward(ids[None], positions[None], self.cache.bound(step))[0]
+        hidden = self.forward(ids[None], positions[None], self.cache.bound(*steps))[0]
         return hidden, self._project(hidden[rows])
 
     def add_adapter(self, name: str, folder: Path) -> None:

@@ -10,16 +10,18 @@ previous block's hash and its own tokens, and the first hash covers the adapter 
 hashes mean equal prefixes. A lookup follows the chain until a hash is unknown (vLLM's scheme; a radix tree,
 Zheng et al., arXiv:2312.07104, finds the same blocks). The hash is cryptographic: a client that could
 construct two contents with one hash could make other clients' answers depend on tokens that they did not
-send.
+send. Each cache group has blocks of its own, so its number is part of the hash.
 """
 
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as List
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from penstock.engine.request import Request
+from penstock.engine.scheduling.groups import first_block
 from penstock.engine.scheduling.sequence import Sequence
 
 Name = bytes
@@ -122,15 +124,14 @@ def check(pool: BlockPool, running: List[Sequence], waiting: Iterable[Sequence],
     Raises:
         AssertionError: with the offending value.
     """
-    uses = Counter(block for sequence in running for block in sequence.blocks[sequence.num_released :])
+    uses = Counter(block for sequence in running for table in sequence.tables for block in table.held)
     for block in range(pool.num_blocks):
         assert pool.users(block) == uses[block], (block, pool.users(block), uses[block])
     assert pool.num_used == len(uses), (pool.num_used, len(uses))
     assert pool.num_used + pool.num_free == pool.num_blocks
     for sequence in waiting:
-        assert not sequence.blocks, sequence
+        assert not sequence.tables, sequence
         assert not sequence.num_computed, sequence
-        assert not sequence.num_released, sequence
     order = [(sequence.request.priority, sequence.id) for sequence in running]
     assert order == sorted(order), order
     for sequence in running:
@@ -140,17 +141,18 @@ def check(pool: BlockPool, running: List[Sequence], waiting: Iterable[Sequence],
 def _check_sequence(pool: BlockPool, sequence: Sequence, block_size: int) -> None:
     assert sequence.finish is None, sequence
     assert sequence.num_computed < len(sequence.tokens), sequence
-    assert sequence.num_computed <= len(sequence.blocks) * block_size, sequence
     num_full = sequence.num_computed // block_size
     names = names_of(sequence, block_size=block_size, num_blocks=num_full)
-    assert sequence.num_released <= num_full, sequence
-    for index, block in list(enumerate(sequence.blocks))[sequence.num_released :]:
-        name = pool.name_of(block)
-        if index < num_full:
-            assert name in (None, names[index]), (sequence, index)
-        else:  # will be written
-            assert name is None, (sequence, index)
-            assert pool.users(block) == 1, (sequence, index)
+    for group, table in enumerate(sequence.tables):
+        assert sequence.num_computed <= len(table.blocks) * block_size, sequence
+        assert table.num_released <= num_full, sequence
+        for index, block in enumerate(table.held, table.num_released):
+            name = pool.name_of(block)
+            if index < num_full:
+                assert name in (None, _in_group(names[index], group)), (sequence, index)
+            else:  # will be written
+                assert name is None, (sequence, index)
+                assert pool.users(block) == 1, (sequence, index)
 
 
 def names_of(sequence: Sequence, *, block_size: int, num_blocks: int) -> list[Name]:
@@ -163,21 +165,56 @@ def names_of(sequence: Sequence, *, block_size: int, num_blocks: int) -> list[Na
     return names
 
 
-def find_prefix(pool: BlockPool, sequence: Sequence, *, block_size: int) -> list[int]:
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Cached blocks of the beginning of a sequence."""
+
+    num_blocks: int
+    """Blocks whose tokens need not be computed."""
+    blocks: tuple[List[int], ...]
+    """Of each cache group: the last of these blocks, those that later tokens see."""
+
+
+def find_prefix(
+    pool: BlockPool, sequence: Sequence, *, block_size: int, windows: List[int | None] = (None,)
+) -> Prefix:
     """Return the cached blocks of a sequence's longest prefix, never all of its tokens.
 
     The last token is always computed: its logits give the next token, its hidden state the embedding. So are
-    all tokens whose logits are needed to score the prompt.
+    all tokens whose logits are needed to score the prompt. Every cache group shortens the prefix: one without
+    a window needs all blocks, one with a window those that the token after the prefix sees.
+
+    Args:
+        windows: of each cache group.
     """
-    most = sequence.scored.start if sequence.is_scored else len(sequence.tokens) - 1
-    found: list[int] = []
-    for index in range(min(most, len(sequence.tokens) - 1) // block_size):
+    wanted = sequence.scored.start if sequence.is_scored else len(sequence.tokens) - 1
+    count = min(wanted, len(sequence.tokens) - 1) // block_size
+    found: dict[tuple[int, int], int] = {}  # by group and place
+
+    def is_cached(group: int, index: int) -> bool:
         names = names_of(sequence, block_size=block_size, num_blocks=index + 1)
-        block = pool.find(names[index])
-        if block is None:
-            break
-        found.append(block)
-    return found
+        block = pool.find(_in_group(names[index], group))
+        if block is not None:
+            found[group, index] = block
+        return block is not None
+
+    for group, window in enumerate(windows):
+        if window is None:
+            count = next((index for index in range(count) if not is_cached(group, index)), count)
+    before = -1
+    while count != before:  # one group may shorten what another one has found
+        before = count
+        for group, window in enumerate(windows):
+            index = count
+            while window is not None and index > first_block(count * block_size, window, block_size):
+                index -= 1
+                if not is_cached(group, index):
+                    count = index
+    firsts = [first_block(count * block_size, window, block_size) for window in windows]
+    return Prefix(
+        count,
+        tuple([found[group, index] for index in range(first, count)] for group, first in enumerate(firsts)),
+    )
 
 
 def name_blocks(pool: BlockPool, sequence: Sequence, *, block_size: int, since: int) -> None:
@@ -185,8 +222,13 @@ def name_blocks(pool: BlockPool, sequence: Sequence, *, block_size: int, since: 
     first, end = since // block_size, sequence.num_computed // block_size
     if first < end:
         names = names_of(sequence, block_size=block_size, num_blocks=end)
-        for index in range(first, end):
-            pool.name(sequence.blocks[index], names[index])
+        for group, table in enumerate(sequence.tables):
+            for index in range(first, end):
+                pool.name(table.blocks[index], _in_group(names[index], group))
+
+
+def _in_group(name: Name, group: int) -> Name:
+    return name + group.to_bytes(2) if group else name
 
 
 def _root(request: Request) -> Name:

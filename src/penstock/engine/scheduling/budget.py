@@ -28,10 +28,12 @@ class StepBudget:
         budget: tokens of the step.
         chunk_tokens: tokens of a prefill chunk: a prompt that needs more than this, and more than the step,
             does not get all of the step. Also the limit of positions that are scored: their logits are large.
+        share_tokens: limit of a prompt's positions; None: the step's.
     """
 
-    def __init__(self, budget: int, *, chunk_tokens: int) -> None:
+    def __init__(self, budget: int, *, chunk_tokens: int, share_tokens: int | None = None) -> None:
         self.left = budget
+        self._share_tokens = budget if share_tokens is None else share_tokens
         self._long = max(budget, chunk_tokens)
         self._left_to_score = chunk_tokens
         self.runs: dict[Sequence, int] = {}
@@ -51,11 +53,13 @@ class StepBudget:
         self._left_to_score += _num_scored(sequence, 0, given)
 
     def room(self, sequence: Sequence) -> int:
-        """Return how many positions a sequence could get."""
+        """Return how many positions a prompt could get."""
+        given = self.runs.get(sequence, 0)
+        room = min(self.left, self._share_tokens - given)
         if not sequence.is_scored:
-            return self.left
-        begin = sequence.num_computed + self.runs.get(sequence, 0)
-        return min(self.left, max(0, sequence.scored.start - begin) + self._left_to_score)
+            return room
+        begin = sequence.num_computed + given
+        return min(room, max(0, sequence.scored.start - begin) + self._left_to_score)
 
     def give_chunk(self, sequence: Sequence, *, is_last: bool) -> None:
         """Give a prompt a chunk: at most half of the remaining tokens if it is long and others wait."""

@@ -31,7 +31,10 @@ ones have finished. A step in flight changes none of this: it holds no blocks of
 it ends has at most one share more.
 
 Blocks for all known tokens are allocated on admission, so a prompt never stops half-way for lack of blocks;
-later a sequence allocates one whenever its last block is full.
+later a sequence allocates one whenever its last block is full. In a cache group with a window (groups.py) a
+prompt allocates for each share, and releases what no later token sees. An admission leaves free what the
+prompts in progress will hold at most, and a share has at most `chunk_tokens` positions, so that this is
+little. If others took those blocks, a prompt preempts as a decoding sequence does.
 
 Rejected: swapping blocks to memory (on CPUs they are there, on GPUs recomputation is often as fast); ageing
 of priorities (background work would become foreground under load); admitting a request past one that does
@@ -39,16 +42,17 @@ not fit (long prompts would wait for ever); a radix tree for prefixes (hashes fi
 """
 
 import heapq
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.core.errors import UsageError
 from penstock.engine.request import Finish, Request
-from penstock.engine.scheduling.blocks import BlockPool, check, find_prefix, name_blocks
+from penstock.engine.scheduling.blocks import BlockPool, Prefix, check, find_prefix, name_blocks
 from penstock.engine.scheduling.budget import StepBudget, StepSize
+from penstock.engine.scheduling.groups import blocks_of, first_block, max_blocks
 from penstock.engine.scheduling.queue import PROMPT_WEIGHT, SAMPLED_WEIGHT, Siblings, WaitingQueue
-from penstock.engine.scheduling.sequence import ScheduledTokens, Sequence, StepPlan
+from penstock.engine.scheduling.sequence import BlockTable, ScheduledTokens, Sequence, StepPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +66,8 @@ class StepLimits:
     more."""
     block_size: int
     """Positions per block."""
-    window: int | None = None
-    """Attention window: a token sees itself and `window - 1` before it, in every layer; None: all."""
+    windows: tuple[int | None, ...] = (None,)
+    """Attention window of each cache group (groups.py); None: a token sees all before it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,8 +102,14 @@ class Scheduler:
         self._siblings = Siblings()
         self._alive: dict[int, Sequence] = {}
         self._deadlines: list[tuple[float, int]] = []
-        most = min(limits.max_sequences, limits.tokens_per_step)
-        self._running = Running(pool, block_size=limits.block_size, most=most)
+        self._has_windows = any(window is not None for window in limits.windows)
+        self._running = Running(
+            pool,
+            block_size=limits.block_size,
+            most=min(limits.max_sequences, limits.tokens_per_step),
+            windows=limits.windows,
+            share_tokens=self._chunk_tokens,
+        )
 
     @property
     def has_work(self) -> bool:
@@ -127,9 +137,9 @@ class Scheduler:
         Raises:
             UsageError: the request needs more blocks than the cache has.
         """
-        most = len(request.prompt) + request.max_tokens
-        room = self.pool.num_blocks * self.limits.block_size
-        if self._running.blocks_of(most) > self.pool.num_blocks:
+        most, blocks_of = len(request.prompt) + request.max_tokens, self._running.blocks_of
+        if blocks_of(most) > self.pool.num_blocks:
+            room = bisect_right(range(most), self.pool.num_blocks, key=blocks_of) - 1
             raise UsageError(
                 f"Prompt and answer need {most:,} positions of the cache, which has {room:,}",
                 got=most,
@@ -163,9 +173,10 @@ class Scheduler:
         del self._alive[sequence.id]
         if self._siblings.remove(sequence):
             return
-        if sequence.blocks:
+        if sequence.tables:
             if finish == "error":
-                self.pool.forget(sequence.blocks[sequence.num_released :])
+                for table in sequence.tables:
+                    self.pool.forget(table.held)
             self._running.leave(sequence)
         else:
             self.waiting.remove(sequence)
@@ -182,7 +193,11 @@ class Scheduler:
         expired = self._expire(now_s)
         decoding = [s for s in self.running if len(s.tokens) - s.num_computed == 1]
         num_prompts = len(self.running) - len(decoding) + len(self.waiting)
-        step = StepBudget(self._tokens_of_step(decoding, num_prompts), chunk_tokens=self._chunk_tokens)
+        step = StepBudget(
+            self._tokens_of_step(decoding, num_prompts),
+            chunk_tokens=self._chunk_tokens,
+            share_tokens=self._chunk_tokens if self._has_windows else None,
+        )
         preempted_before = self.counts.num_preempted
         self._decode(step, decoding, for_prompts=num_prompts > 0)
         if num_prompts:
@@ -190,6 +205,8 @@ class Scheduler:
             if self.counts.num_preempted == preempted_before:
                 self._admit(step)
             step.top_up()
+            if self._has_windows:
+                self._cover(step)
         return StepPlan(shares=step.shares(), expired=expired)
 
     def commit(
@@ -258,8 +275,8 @@ class Scheduler:
     def _computed(self, sequence: Sequence, *, since: int) -> None:
         """Hash the blocks that became full, and release those that no later token sees."""
         name_blocks(self.pool, sequence, block_size=self.limits.block_size, since=since)
-        if self.limits.window is not None:
-            self._running.release_before(sequence, sequence.num_computed + 1 - self.limits.window)
+        if self._has_windows:
+            self._running.release_unseen(sequence)
 
     def _finish_full(self, sequence: Sequence) -> None:
         if sequence.request.task == "generate" and sequence.num_sampled >= sequence.request.max_tokens:
@@ -293,18 +310,27 @@ class Scheduler:
             step.give(sequence, 1 + num_drafts)
             spare -= num_drafts
 
-    def _grow(self, sequence: Sequence, step: StepBudget) -> bool:
-        """Allocate a block for the next position, preempting others if needed; False: `sequence` was
-        preempted."""
-        if not sequence.blocks:
+    def _cover(self, step: StepBudget) -> None:
+        """Allocate the blocks of all shares, better priorities first."""
+        for sequence in [s for s in self.running if s in step.runs]:
+            self._grow(sequence, step, end=sequence.num_computed + step.runs.get(sequence, 0))
+
+    def _grow(self, sequence: Sequence, step: StepBudget, *, end: int | None = None) -> bool:
+        """Allocate blocks up to position `end`, preempting others if needed; None: for the next position.
+
+        Returns:
+            False: `sequence` was preempted.
+        """
+        if not sequence.tables:
             return False
-        if self._running.is_full(sequence):
-            while not self.pool.num_free:
+        end = len(sequence.tokens) if end is None else end
+        if missing := self._running.missing(sequence, end):
+            while missing > self.pool.num_free:
                 victim = self.running[-1]
                 self._preempt(victim, step)
                 if victim is sequence:
                     return False
-            self._running.grow(sequence)
+            self._running.grow(sequence, end)
         return True
 
     def _room_for_drafts(self, sequence: Sequence, spare: int) -> int:
@@ -327,14 +353,16 @@ class Scheduler:
             self._start(sequence, found)
             step.give_chunk(sequence, is_last=not len(self.waiting))
 
-    def _make_room(self, sequence: Sequence, step: StepBudget) -> list[int] | None:
+    def _make_room(self, sequence: Sequence, step: StepBudget) -> Prefix | None:
         """Preempt worse priorities until a waiting sequence fits; None: it does not fit.
 
         Returns:
             The cached blocks of its prefix; looked up again after each preemption, which may evict some.
         """
         while True:
-            found = find_prefix(self.pool, sequence, block_size=self.limits.block_size)
+            found = find_prefix(
+                self.pool, sequence, block_size=self.limits.block_size, windows=self.limits.windows
+            )
             if self._running.fits(sequence, found):
                 return found
             victim = self.running[-1] if self.running else None
@@ -342,7 +370,7 @@ class Scheduler:
                 return None
             self._preempt(victim, step)
 
-    def _start(self, sequence: Sequence, found: list[int]) -> None:
+    def _start(self, sequence: Sequence, found: Prefix) -> None:
         self.waiting.remove(sequence)
         self._running.enter(sequence, found)
         self.counts.num_asked += len(sequence.tokens)
@@ -365,69 +393,120 @@ class Running:
 
     Args:
         most: maximum number of running sequences.
+        windows: of each cache group.
+        share_tokens: maximum positions of a prompt's share, if there are windows.
     """
 
-    def __init__(self, pool: BlockPool, *, block_size: int, most: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        block_size: int,
+        most: int,
+        windows: tuple[int | None, ...] = (None,),
+        share_tokens: int = 1,
+    ) -> None:
         self.sequences: list[Sequence] = []
         """Ordered by (priority, id); the last one is preempted first."""
         self.most = most
         self._pool = pool
         self._block_size = block_size
+        self._windows, self._share_tokens = windows, share_tokens
+        self._max_blocks = [
+            max_blocks(window, block_size=block_size, share_tokens=share_tokens) for window in windows
+        ]
 
     def blocks_of(self, num_tokens: int) -> int:
-        """Return the number of blocks for `num_tokens` positions, rounded up."""
-        return -(-num_tokens // self._block_size)
+        """Return the most blocks that a sequence of `num_tokens` holds at a time."""
+        return blocks_of(
+            num_tokens, self._windows, block_size=self._block_size, share_tokens=self._share_tokens
+        )
 
-    def fits(self, sequence: Sequence, found: list[int]) -> bool:
+    def fits(self, sequence: Sequence, found: Prefix) -> bool:
         """Return True if a sequence can be admitted that shares the blocks `found`.
 
-        One free block per running sequence is kept back, so that an admission does not cause preemptions.
+        One free block per running sequence and group is kept back, and what prompts in progress will hold, so
+        that an admission does not cause preemptions.
         """
         if len(self.sequences) >= self.most:
             return False
-        new = self.blocks_of(len(sequence.tokens)) - sum(self._pool.users(block) > 0 for block in found)
-        return new + len(self.sequences) <= self._pool.num_free
+        needed = len(self.sequences) * len(self._windows) + self._reserved()
+        new = -(-len(sequence.tokens) // self._block_size) - found.num_blocks
+        for blocks, most in zip(found.blocks, self._max_blocks, strict=True):
+            taken = new + sum(not self._pool.users(block) for block in blocks)
+            needed += taken if most is None else min(taken, most)
+        return needed <= self._pool.num_free
 
-    def enter(self, sequence: Sequence, found: list[int]) -> None:
-        """Admit a sequence: share the cached blocks of its prefix and allocate the others; `fits` must
-        hold."""
+    def _reserved(self) -> int:
+        """Return the blocks that prompts in progress will hold beyond those that they hold now, at most."""
+        reserved = 0
+        for group, most in enumerate(self._max_blocks):
+            if most is None:  # all blocks are allocated on admission
+                continue
+            for sequence in self.sequences:
+                table = sequence.tables[group]
+                missing = -(-len(sequence.tokens) // self._block_size) - len(table.blocks)
+                reserved += max(0, min(missing, most - len(table.blocks) + table.num_released))
+        return reserved
+
+    def enter(self, sequence: Sequence, found: Prefix) -> None:
+        """Admit a sequence: share the cached blocks of its prefix, and allocate the others in groups without
+        a window; `fits` must hold."""
         insort(self.sequences, sequence, key=_order)
-        for block in found:
-            self._pool.share(block)
-        sequence.blocks.extend(found)
-        for _ in range(self.blocks_of(len(sequence.tokens)) - len(found)):
-            sequence.blocks.append(self._pool.take())
-        sequence.num_computed = len(found) * self._block_size
+        sequence.tables = tuple(BlockTable() for _ in self._windows)
+        for table, blocks in zip(sequence.tables, found.blocks, strict=True):
+            table.num_released = found.num_blocks - len(blocks)
+            table.blocks.extend([0] * table.num_released)
+            for block in blocks:
+                self._pool.share(block)
+            table.blocks.extend(blocks)
+        sequence.num_computed = found.num_blocks * self._block_size
+        for table, window in zip(sequence.tables, self._windows, strict=True):
+            if window is None:
+                self._extend(table, len(sequence.tokens))
 
     def leave(self, sequence: Sequence) -> None:
         """Release all blocks of a sequence; full ones stay in the prefix cache until their memory is
         needed."""
         self.sequences.remove(sequence)
-        self._pool.release(sequence.blocks[sequence.num_released :])
-        del sequence.blocks[:]
-        sequence.num_released = 0
+        for table in sequence.tables:
+            self._pool.release(table.held)
+        sequence.tables = ()
 
-    def is_full(self, sequence: Sequence) -> bool:
-        """True if the last known token has no block yet."""
-        return len(sequence.tokens) > len(sequence.blocks) * self._block_size
+    def missing(self, sequence: Sequence, end: int) -> int:
+        """Return the number of blocks that `grow` would allocate."""
+        whole, missing = -(-end // self._block_size), 0
+        for table in sequence.tables:  # a sum of a generator takes twice as long, once a sequence and step
+            if len(table.blocks) < whole:
+                missing += whole - len(table.blocks)
+        return missing
 
-    def grow(self, sequence: Sequence) -> None:
-        """Allocate one more block; there must be a free one."""
-        sequence.blocks.append(self._pool.take())
+    def grow(self, sequence: Sequence, end: int) -> None:
+        """Allocate blocks for the positions before `end`; there must be free ones."""
+        for table in sequence.tables:
+            self._extend(table, end)
 
     def extend(self, sequence: Sequence, num_positions: int) -> int:
         """Allocate free blocks for up to `num_positions` after the known tokens; return how many fit."""
-        length = len(sequence.tokens)
-        while self._pool.num_free and length + num_positions > len(sequence.blocks) * self._block_size:
-            self.grow(sequence)
-        return max(0, min(num_positions, len(sequence.blocks) * self._block_size - length))
+        length, spare = len(sequence.tokens), self._pool.num_free - self._reserved()
+        covered = min(len(table.blocks) for table in sequence.tables) * self._block_size
+        while covered < length + num_positions and (new := self.missing(sequence, covered + 1)) <= spare:
+            self.grow(sequence, covered + 1)
+            spare -= new
+            covered += self._block_size
+        return max(0, min(num_positions, covered - length))
 
-    def release_before(self, sequence: Sequence, since: int) -> None:
-        """Release the blocks that end before position `since`; they stay in the prefix cache."""
-        num_released = since // self._block_size
-        if num_released > sequence.num_released:
-            self._pool.release(sequence.blocks[sequence.num_released : num_released])
-            sequence.num_released = num_released
+    def release_unseen(self, sequence: Sequence) -> None:
+        """Release the blocks that no later token sees; they stay in the prefix cache."""
+        for table, window in zip(sequence.tables, self._windows, strict=True):
+            first = first_block(sequence.num_computed, window, self._block_size)
+            if first > table.num_released:
+                self._pool.release(table.blocks[table.num_released : first])
+                table.num_released = first
+
+    def _extend(self, table: BlockTable, end: int) -> None:
+        for _ in range(-(-end // self._block_size) - len(table.blocks)):
+            table.blocks.append(self._pool.take())
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:

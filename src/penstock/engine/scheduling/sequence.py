@@ -7,6 +7,23 @@ from dataclasses import dataclass, field
 from penstock.engine.request import Finish, Request
 
 
+@dataclass(slots=True)
+class BlockTable:
+    """Blocks of a sequence in one cache group."""
+
+    blocks: MutableSequence[int] = field(default_factory=lambda: array("i"))
+    """Block i holds positions i * block_size to (i + 1) * block_size; int32, which numpy reads without a
+    copy."""
+    num_released: int = 0
+    """Leading blocks that the sequence does not hold, because no later token attends to them; their entries
+    in `blocks` are stale and are not read."""
+
+    @property
+    def held(self) -> MutableSequence[int]:
+        """Blocks that the sequence holds."""
+        return self.blocks[self.num_released :]
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
     """State of one sequence, changed by the scheduler only."""
@@ -21,13 +38,9 @@ class Sequence:
     """The prompt and the answer so far. The last one is negative while the host has not read it: ~r is the
     token that the step in flight samples in its row r."""
     num_computed: int = 0
-    """Tokens whose keys and values are in `blocks`; always less than `len(tokens)` while running."""
-    blocks: MutableSequence[int] = field(default_factory=lambda: array("i"))
-    """Block i holds positions i * block_size to (i + 1) * block_size; int32, which numpy reads without a
-    copy."""
-    num_released: int = 0
-    """Leading blocks already released because no later token attends to them; their entries in `blocks` are
-    stale and are not read."""
+    """Tokens whose keys and values are in the cache; always less than `len(tokens)` while running."""
+    tables: tuple[BlockTable, ...] = ()
+    """One for each cache group; none while waiting."""
     drafts: tuple[int, ...] = ()
     """Draft tokens after `tokens`, verified in the next step."""
     num_cached: int = 0

@@ -28,6 +28,7 @@ from penstock.engine.model_runner.open import identity_of_model, open_config, op
 from penstock.engine.model_runner.runner import Runner
 from penstock.engine.model_runner.serving_layers import chosen, convert, fuse, prepare
 from penstock.engine.model_runner.tensor_parallel import join_ranks
+from penstock.engine.scheduling.groups import CacheGroup, cache_groups, rows_of
 from penstock.models.decoder.config import DecoderConfig
 from penstock.models.decoder.model import Decoder
 from penstock.models.decoder.tensor_slices import ALONE, TensorParallelRank
@@ -50,6 +51,8 @@ class ModelShard:
     """Dtype of keys and values: that of activations, or int8."""
     group: RankGroup | None
     """Tensor-parallel group; None: one rank."""
+    groups: tuple[CacheGroup, ...]
+    """Cache groups of its layers, for the engine's context."""
     has_head: bool = True
     """False if the folder stores no output matrix: the model has hidden states, and no logits."""
     batch_invariant: bool = False
@@ -69,7 +72,7 @@ class ModelShard:
         self.adapters.measure()
         config = self.model.config
         cache = PagedCache(
-            config.num_hidden_layers,
+            rows_of(self.groups),
             num_blocks=num_blocks + 1,  # one that no sequence has, for padding rows of compiled steps
             block_size=block_size,
             kv_heads=config.key_value_heads,
@@ -78,6 +81,7 @@ class ModelShard:
             device=self.device,
             has_singles=not self.batch_invariant,
             kernels=self.kernels,
+            groups=[group.layers for group in self.groups],
         )
         return Runner(self.model, cache, self.adapters, group=self.group)
 
@@ -165,6 +169,7 @@ def part_of(
         dtype=dtype,
         pages_dtype=pages_dtype,
         group=group,
+        groups=cache_groups(whole.windows, context=min(config.max_context or whole.context, whole.context)),
         has_head=has_head,
         batch_invariant=config.batch_invariant,
     )

@@ -89,6 +89,7 @@ def graph_bytes(part: ModelShard, *, max_sequences: int, max_blocks: int, block_
         part.model.config,
         max_sequences=max_sequences,
         max_blocks=max_blocks,
+        num_groups=len(part.groups),
         number_bytes=part.dtype.itemsize,
     )
     return peak - before + fixed
@@ -122,20 +123,24 @@ def _compute(
     tables = np.zeros((len(lengths), blocks), np.int32)
     if not width:
         tables.flat[:] = np.arange(tables.size)
+    num_groups = len(part.groups)  # which may share blocks here: nothing reads what they hold
     runner = part.runner(num_blocks=int(tables.max()) + 1, block_size=block_size)
     return runner.run(
         StepBatch(
             token_ids=np.zeros(sum(lengths), np.int64),
             positions=np.concatenate([np.arange(length) for length in lengths]),
-            slots=np.concatenate(
-                [
-                    first * block_size + np.arange(length)
-                    for first, length in zip(tables[:, 0], lengths, strict=True)
-                ]
+            slots=np.tile(
+                np.concatenate(
+                    [
+                        first * block_size + np.arange(length)
+                        for first, length in zip(tables[:, 0], lengths, strict=True)
+                    ]
+                ),
+                (num_groups, 1),
             ),
             query_starts=np.cumsum([0, *lengths], dtype=np.int32),
             lengths=np.array(lengths, np.int32),
-            block_tables=tables,
+            block_tables=np.tile(tables, (num_groups, 1, 1)),
             logit_rows=np.arange(num_rows),
             adapters=np.full(len(lengths), -1, np.int32),
         )

@@ -42,8 +42,9 @@ class Cache(Protocol):
         """One per block."""
         ...
 
-    def attend(self, window: int | None) -> Attend:
-        """Return attention over the cached keys and values; `window` as in AttentionLayout."""
+    def attends(self, windows: Sequence[int | None]) -> Sequence[Attend]:
+        """Return the attention of each block over its cached keys and values; `windows` as in
+        AttentionLayout."""
         ...
 
 
@@ -195,10 +196,14 @@ class Decoder(nn.Module):
             token_keys=token_keys,
         )
         windows = self.config.windows
-        attend = {window: self._attend(replace(layout, window=window), x, cache) for window in set(windows)}
+        if cache is None:
+            kernels = {window: self._attend(replace(layout, window=window), x) for window in set(windows)}
+            attends: Sequence[Attend] = [kernels[window] for window in windows]
+        else:
+            attends = cache.attends(windows)
         for index, block in enumerate(self.layers):
             layer_cache = None if cache is None else cache.layers[index]
-            x = block(x, ropes[self.rope_of[index]], attend[windows[index]], layer_cache)
+            x = block(x, ropes[self.rope_of[index]], attends[index], layer_cache)
         out: Tensor = self.norm(x)
         return out
 
@@ -228,7 +233,7 @@ class Decoder(nn.Module):
         ]
         windows = self.config.windows
         attends = {
-            window: tuple(self._attend(replace(layout, window=window), embedded, None) for layout in layouts)
+            window: tuple(self._attend(replace(layout, window=window), embedded) for layout in layouts)
             for window in set(windows)
         }
         for block, rope, window in zip(self.layers, self.rope_of, windows, strict=True):
@@ -317,9 +322,7 @@ class Decoder(nn.Module):
             for rule in self.rope_rules
         ]
 
-    def _attend(self, layout: AttentionLayout, like: Tensor, cache: Cache | None) -> Attend:
-        if cache is not None:
-            return cache.attend(layout.window)
+    def _attend(self, layout: AttentionLayout, like: Tensor) -> Attend:
         return self.choose(layout, device=like.device, dtype=like.dtype, head_dim=self.config.size_of_head)
 
 

@@ -127,24 +127,33 @@ class PagedStep:
         device: torch.device,
     ) -> Self:
         """Copy the integers of a step to the device (on CPUs the arrays are shared, not copied)."""
-        tensors = uploaded((slots, query_starts, lengths, block_tables), device)
-        return cls.from_uploaded(tensors, query_starts=query_starts, lengths=lengths)
+        tensors = uploaded((slots[None], query_starts, lengths, block_tables[None]), device)
+        return cls.from_uploaded(tensors, query_starts=query_starts, lengths=lengths)[0]
 
     @classmethod
     def from_uploaded(
         cls, tensors: Sequence[Tensor], *, query_starts: np.ndarray, lengths: np.ndarray
-    ) -> Self:
-        """Return a step of slots, query_starts, lengths and block_tables that are on the device."""
+    ) -> list[Self]:
+        """Return the step of each cache group, of tensors that are on the device.
+
+        Args:
+            tensors: slots [g, t], query_starts, lengths and block_tables [g, s, w].
+        """
         many = np.flatnonzero(np.diff(query_starts) != 1)
         starts = query_starts.tolist()
-        return cls(
-            slots=tensors[0],
-            query_starts=tensors[1],
-            lengths=tensors[2],
-            block_tables=tensors[3],
-            spans=tuple(zip(starts, starts[1:], lengths.tolist(), strict=False)),
-            num_singles=int(many[0]) if len(many) else len(lengths),
-        )
+        spans = tuple(zip(starts, starts[1:], lengths.tolist(), strict=False))
+        num_singles = int(many[0]) if len(many) else len(lengths)
+        return [
+            cls(
+                slots=slots,
+                query_starts=tensors[1],
+                lengths=tensors[2],
+                block_tables=tables,
+                spans=spans,
+                num_singles=num_singles,
+            )
+            for slots, tables in zip(tensors[0].unbind(), tensors[3].unbind(), strict=True)
+        ]
 
     def singles(self) -> Self:
         """Return the step of the shares at the front that have one token each; slots stay."""

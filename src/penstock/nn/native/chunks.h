@@ -130,7 +130,7 @@ struct Chunk {
     rotary::Heads<T> heads = of.heads;
     heads.positions += span.first;
     return {of.model, span.past - span.first, of.ids + span.first, of.slots + span.first, heads, of.angles, task_of(of.task, span),
-            of.pages, of.half_layer, cuts, kept, adapted, adapted_kept, of.hidden + span.first * of.model.hidden, nullptr};
+            of.pages, of.half_layer, of.group_slots, of.group_tables, cuts, kept, adapted, adapted_kept, of.hidden + span.first * of.model.hidden, nullptr};
   }
 };
 

@@ -55,18 +55,19 @@ class Network : public torch::CustomClassHolder {
   // blocks: of each, OF_BLOCK operands in the order of `decoder_block`; ends: embedding, last norm, operands of the
   // output matrix; outputs: of each linear layer, the output matrix last; numbers: eps, scale, multipliers of
   // residual sums and of the embedding, shift of norms; options: activation, is_gated, has_whole_norms, norms_rotated; vocabulary: first
-  // token of each rank's rows, and the number of all; ropes: of each block, its table of angles; pages: [blocks of the
-  // network, 2, pages, heads, positions, dim], or of codes and scales; board: of the ranks, if there are several.
+  // token of each rank's rows, and the number of all; ropes: of each block, its table of angles; places: of each block,
+  // its cache group, and its row in the pages; pages: [rows, 2, pages, heads, positions, dim], or of codes and scales;
+  // board: of the ranks, if there are several.
   Network(Operands blocks, Operands ends, std::vector<int64_t> outputs, std::vector<int64_t> windows,
-          std::vector<int64_t> ropes, std::vector<double> numbers, std::vector<int64_t> options,
-          std::vector<int64_t> vocabulary, at::Tensor pages,
+          std::vector<int64_t> ropes, std::vector<int64_t> places, std::vector<double> numbers,
+          std::vector<int64_t> options, std::vector<int64_t> vocabulary, at::Tensor pages,
           std::optional<c10::intrusive_ptr<exchange::Board>> board)
       : blocks_(std::move(blocks)), ends_(std::move(ends)), pages_(std::move(pages)), board_(std::move(board)),
         type_(ends_.get(0).value().scalar_type()) {
     const size_t count = windows.size();
     TORCH_CHECK(blocks_.size() == count * OF_BLOCK && ends_.size() == 2 + OF_LINEAR && numbers.size() == 5 && options.size() == 4 && count > 0 &&
                 outputs.size() == count * LINEARS + 1 && ropes.size() == count && pages_.dim() == 6 && pages_.is_contiguous() &&
-                pages_.size(0) == static_cast<int64_t>(count), "Network: operands of ", count, " blocks, pages ", pages_.sizes());
+                places.size() == 2 * count, "Network: operands of ", count, " blocks, pages ", pages_.sizes());
     const at::Tensor embedding = ends_.get(0).value();
     model_.kv_heads = pages_.size(3), model_.dim = dim_of(pages_);
     model_.hidden = embedding.size(1);
@@ -86,7 +87,7 @@ class Network : public torch::CustomClassHolder {
     TORCH_CHECK(options[0] >= 0 && options[0] < gate::ACTIVATIONS, "Network: no activation ", options[0]);
     model_.activation = gate::Activation(options[0]), model_.is_gated = options[1], model_.has_whole_norms = options[2];
     model_.norms_rotated = options[3];
-    for (size_t i = 0; i < count; ++i) add_block(i * OF_BLOCK, &outputs[i * LINEARS], windows[i], ropes[i]);
+    for (size_t i = 0; i < count; ++i) add_block(i * OF_BLOCK, &outputs[i * LINEARS], windows[i], ropes[i], &places[2 * i]);
     TORCH_CHECK(*std::min_element(ropes.begin(), ropes.end()) >= 0, "Network: tables of angles ", ropes);
     model_.ropes = *std::max_element(ropes.begin(), ropes.end()) + 1;
     const int64_t of_queries = model_.heads * model_.dim, of_keys = model_.kv_heads * model_.dim;
@@ -135,12 +136,14 @@ class Network : public torch::CustomClassHolder {
                                          const at::Tensor& others, const at::Tensor& adapters) {
     const int64_t tokens = ids.numel(), num_blocks = pages_.size(2), block_size = pages_.size(4);
     check_indexes(ids, tokens, model_.vocabulary.back() + model_.num_added, "token");
-    check_indexes(slots, tokens, num_blocks * block_size, "slot");
+    check_indexes(slots, num_groups_ * tokens, num_blocks * block_size, "slot");
     const int64_t angles = cosines.numel() / model_.ropes;
     check_indexes(positions, tokens, angles / model_.dim, "position");
     check_indexes(rows, rows.numel(), tokens, "row");
     check_indexes(others, others.numel(), tokens, "row");
-    attention::check_shares(tokens, num_blocks, block_size, starts, lengths, tables);
+    TORCH_CHECK(tables.dim() == 3 && tables.size(0) == num_groups_, "Network: ", num_groups_, " groups, tables ", tables.sizes());
+    for (int64_t group = 0; group < num_groups_; ++group)
+      attention::check_shares(tokens, num_blocks, block_size, starts, lengths, tables[group]);
     for (const at::Tensor& t : {cosines, sines}) pointer_of(t, type_, cosines.numel());
     const at::TensorOptions numbers = pages_.options().dtype(type_);
     at::Tensor hidden = at::empty({tokens, model_.hidden}, numbers);
@@ -156,7 +159,7 @@ class Network : public torch::CustomClassHolder {
       const attention::Task<T, P> task{nullptr, nullptr, nullptr, nullptr, starts.const_data_ptr<int32_t>(),
                                     lengths.const_data_ptr<int32_t>(), tables.const_data_ptr<int32_t>(),
                                     model_.heads * model_.dim, model_.heads, model_.kv_heads, block_size, model_.dim,
-                                    tables.size(1), 0, model_.scale};
+                                    tables.size(2), 0, model_.scale};
       const rotary::Heads<T> heads{data<T>(cosines), data<T>(sines), positions.const_data_ptr<int64_t>(),
                                    nullptr, nullptr, model_.eps, model_.shift, model_.heads, model_.kv_heads, model_.dim,
                                    nullptr, model_.norms_rotated,
@@ -164,8 +167,8 @@ class Network : public torch::CustomClassHolder {
       const int64_t size = model_.board ? 0 : chunk_size(tokens, num_threads(), block_bytes(), is_tiled(model_.layers.front().gate_up.type));
       Cuts<T, P> cuts(model_, task, size ? 0 : lengths.numel(), kept);
       Step<T, P> step{model_, tokens, ids.const_data_ptr<int64_t>(), slots.const_data_ptr<int64_t>(), heads, angles, task,
-                   writable<P>(pages_), pages_.stride(1), cuts, kept, adapted, adapted_kept, writable<T>(hidden),
-                   writable<T>(logits)};
+                   writable<P>(pages_), pages_.stride(1), tokens, tables.size(1) * tables.size(2), cuts, kept, adapted, adapted_kept,
+                   writable<T>(hidden), writable<T>(logits)};
       std::optional<Chunks<T, P>> chunks;
       if (size) chunks.emplace(step, spans_of(task.starts, lengths.numel(), size, attention::tokens_per_tile(task)), of_token);
       const auto lay_out = [&](Space space) {
@@ -205,7 +208,7 @@ class Network : public torch::CustomClassHolder {
     return matrix;
   }
 
-  void add_block(int64_t first, const int64_t* outputs, int64_t window, int64_t rope) {
+  void add_block(int64_t first, const int64_t* outputs, int64_t window, int64_t rope, const int64_t* place) {
     const int64_t hidden = model_.hidden, dim = model_.dim, heads = outputs[0] / dim - 2 * model_.kv_heads;
     model_.heads = model_.layers.empty() ? heads : model_.heads;
     TORCH_CHECK(heads > 0 && heads == model_.heads && outputs[0] % dim == 0 && heads % model_.kv_heads == 0 &&
@@ -219,7 +222,9 @@ class Network : public torch::CustomClassHolder {
                              linear(blocks_, first + 12, model_.is_gated ? outputs[2] / 2 : outputs[2], hidden),
                              norm(0, hidden), norm(1, hidden), norm(2, model_.has_whole_norms ? heads * dim : dim),
                              norm(3, model_.has_whole_norms ? model_.kv_heads * dim : dim), norm(4, hidden), norm(5, hidden),
-                             window, rope});
+                             window, rope, place[0], place[1]});
+    TORCH_CHECK(place[0] >= 0 && place[1] >= 0 && place[1] < pages_.size(0), "Network: row ", place[1], " of ", pages_.sizes());
+    num_groups_ = std::max(num_groups_, place[0] + 1);
     TORCH_CHECK(!model_.has_whole_norms || (model_.layers.back().query_norm && model_.layers.back().key_norm),
                 "Network: a block without norms of queries and keys");
   }
@@ -256,6 +261,7 @@ class Network : public torch::CustomClassHolder {
   std::optional<c10::intrusive_ptr<exchange::Board>> board_;
   at::ScalarType type_;
   Model model_{};
+  int64_t num_groups_ = 0;  // of the cache
   LayerCuts layer_cuts_;
   std::map<int64_t, Held> held_;  // adapters
   std::optional<at::Tensor> added_;
@@ -267,7 +273,8 @@ TORCH_LIBRARY_FRAGMENT(penstock, m) {
   using penstock::network::Network;
   using penstock::network::Operands;
   m.class_<Network>("Network")
-      .def(torch::init<Operands, Operands, std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>, std::vector<double>,
+      .def(torch::init<Operands, Operands, std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>,
+                       std::vector<double>,
                        std::vector<int64_t>, std::vector<int64_t>, at::Tensor,
                        std::optional<c10::intrusive_ptr<penstock::exchange::Board>>>())
       .def("hold", &Network::hold)

@@ -31,7 +31,7 @@ namespace penstock::network {
 struct Layer {
   Matrix query_key_value, output, gate_up, down;
   const void *attention_norm, *mlp_norm, *query_norm, *key_norm, *attention_out_norm, *mlp_out_norm;  // each may be null
-  int64_t window, rope;  // rope: which of the tables of angles
+  int64_t window, rope, group, row;  // rope: which of the tables of angles; group: of the cache; row: in its blocks
 };
 
 struct Model {
@@ -144,7 +144,8 @@ struct Step {
   int64_t angles;  // numbers of a table
   attention::Task<T, P> task;
   P* pages;
-  int64_t half_layer;  // numbers of a layer's keys
+  int64_t half_layer;                 // numbers of a layer's keys
+  int64_t group_slots, group_tables;  // numbers of a cache group's slots, and of its block tables
   Cuts<T, P>& cuts;
   const Kept& kept;
   const Adapted &adapted, &adapted_kept;  // the tokens, and those kept
@@ -206,12 +207,12 @@ void project(Threads& threads, const Step<T, P>& step, const Asked<T>& asked) {
 
 template <class T, class P>
 void attend_layer(Threads& threads, const Step<T, P>& step, size_t i, const T* q, T* mixed) {
-  const int64_t window = step.model.layers[i].window;
+  const Layer& layer = step.model.layers[i];
   attention::Task<T, P> task = step.task;
   task.q = q, task.out = mixed;
-  task.keys = step.pages + 2 * i * step.half_layer, task.values = task.keys + step.half_layer;
-  task.window = window;
-  attention::attend(threads, task, step.cuts.of(i, window), step.cuts.partials, step.cuts.next[i]);
+  task.keys = step.pages + 2 * layer.row * step.half_layer, task.values = task.keys + step.half_layer;
+  task.window = layer.window, task.tables += layer.group * step.group_tables;
+  attention::attend(threads, task, step.cuts.of(i, layer.window), step.cuts.partials, step.cuts.next[i]);
 }
 
 // The way of some tokens through the network. What is written is shared by the threads; where it is, each knows.
@@ -232,8 +233,9 @@ class Pass {
     heads.cosines += layer.rope * step_.angles, heads.sines += layer.rope * step_.angles;
     heads.q_norm = static_cast<const T*>(layer.query_norm), heads.k_norm = static_cast<const T*>(layer.key_norm);
     if (model.has_whole_norms) heads.means = measured(threads, heads);
-    P* keys = step_.pages + 2 * i * step_.half_layer;
-    rotary::take_tokens(threads, heads, at_.qkv, step_.slots, tokens_, step_.task.block_size, at_.q, keys, keys + step_.half_layer);
+    P* keys = step_.pages + 2 * layer.row * step_.half_layer;
+    const int64_t* slots = step_.slots + layer.group * step_.group_slots;
+    rotary::take_tokens(threads, heads, at_.qkv, slots, tokens_, step_.task.block_size, at_.q, keys, keys + step_.half_layer);
     if (i + 1 == model.layers.size() && step_.kept.tokens.size() < static_cast<size_t>(tokens_)) {
       tokens_ = step_.kept.tokens.size();
       gather(threads, at_.x, step_.kept.tokens, model.hidden, at_.normed);

@@ -4,10 +4,10 @@ import numpy as np
 
 from penstock.engine.model_runner.batch import batch_of
 from penstock.engine.request import Request
-from penstock.engine.scheduling.sequence import ScheduledTokens, Sequence, StepPlan
+from penstock.engine.scheduling.sequence import BlockTable, ScheduledTokens, Sequence, StepPlan
 
 
-def share_of(tokens, start, num_tokens, *, blocks, drafts=(), num_prompt=None, **request):
+def share_of(tokens, start, num_tokens, *, blocks, more_blocks=None, drafts=(), num_prompt=None, **request):
     prompt = tuple(tokens[: num_prompt or len(tokens)])
     sequence = Sequence(
         id=0,
@@ -16,7 +16,9 @@ def share_of(tokens, start, num_tokens, *, blocks, drafts=(), num_prompt=None, *
         request=Request(prompt=prompt, max_tokens=9, **request),
         tokens=list(tokens),
         num_computed=start,
-        blocks=blocks,
+        tables=tuple(
+            BlockTable(list(each)) for each in ([blocks] if more_blocks is None else [blocks, more_blocks])
+        ),
     )
     return ScheduledTokens(
         sequence=sequence,
@@ -38,13 +40,20 @@ def test_a_step_of_all_kinds():
     batch = batch_of(plan, 4, adapters={"a": 3})
     assert batch.token_ids.tolist() == [14, 22, 23, 24, 33, 34, 35, 36, 60, 61]
     assert batch.positions.tolist() == [4, 2, 3, 4, 3, 4, 5, 6, 0, 1]
-    assert batch.slots.tolist() == [8, 22, 23, 4, 15, 16, 17, 18, 0, 1]
+    assert batch.slots.tolist() == [[8, 22, 23, 4, 15, 16, 17, 18, 0, 1]]
     assert batch.query_starts.tolist() == [0, 1, 4, 8, 10]
     assert batch.lengths.tolist() == [5, 5, 7, 2]
-    assert batch.block_tables.tolist() == [[7, 2, 0, 0, 0], [5, 1, 0, 0, 0], [3, 4, 6, 8, 9], [0] * 5]
+    assert batch.block_tables.tolist() == [[[7, 2, 0, 0, 0], [5, 1, 0, 0, 0], [3, 4, 6, 8, 9], [0] * 5]]
     assert batch.logit_rows.tolist() == [0, 1, 2, 3]
     assert batch.adapters.tolist() == [-1, 3, -1, -1]
     assert batch.num_singles == 1
+
+
+def test_each_cache_group_has_slots_and_tables_of_its_own():
+    long = share_of(range(30, 50), 3, 3, blocks=[3, 4, 6, 8, 9], more_blocks=[5, 2])
+    batch = batch_of(StepPlan(shares=(share_of([1, 2], 1, 1, blocks=[0], more_blocks=[7]), long)), 4)
+    assert batch.slots.tolist() == [[1, 15, 16, 17], [29, 23, 8, 9]]
+    assert batch.block_tables.tolist() == [[[0] * 5, [3, 4, 6, 8, 9]], [[7, 0, 0, 0, 0], [5, 2, 0, 0, 0]]]
 
 
 def test_dtypes_are_those_the_kernels_read():

@@ -72,7 +72,7 @@ def in_pages(model, ids):
             block_tables=blocks,
             device=torch.device("cpu"),
         )
-        cache = BoundCache([LayerPages(keys, values, step) for keys, values in pages], step)
+        cache = BoundCache([LayerPages(keys, values, step) for keys, values in pages])
         hidden = model.hidden(ids[:, first:past], position_ids=torch.from_numpy(positions)[None], cache=cache)
         out.append(model.logits(hidden))
     return torch.cat(out, dim=1)

@@ -35,8 +35,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def a_runner(name="llama", *, dtype=torch.float32, weights="stored", pages=None, num_blocks=11, **changes):
-    """Return a runner of a small model."""
+def a_runner(
+    name="llama", *, dtype=torch.float32, weights="stored", pages=None, num_blocks=11, groups=None, **changes
+):
+    """Return a runner of a small model; `groups` as in `PagedCache`."""
     torch.manual_seed(0)
     model = Decoder(replace(CONFIGS[name], **changes)).to(dtype).eval()
     for parameter in model.parameters():  # norms and biases that change something
@@ -44,13 +46,14 @@ def a_runner(name="llama", *, dtype=torch.float32, weights="stored", pages=None,
     fuse(model)
     prepare(model, weights)
     cache = PagedCache(
-        model.config.num_hidden_layers,
+        model.config.num_hidden_layers if groups is None else max(map(len, groups)),
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         kv_heads=model.config.key_value_heads,
         head_dim=model.config.size_of_head,
         dtype=pages or dtype,
         device=torch.device("cpu"),
+        groups=groups,
     )
     return Runner(model, cache, Adapters(model, model.config))
 
@@ -65,13 +68,24 @@ def a_batch(spans, *, asked=None, vectors=(), blocks=BLOCKS):
     return StepBatch(
         token_ids=(7 * positions + 31 * owner) % 100,
         positions=positions,
-        slots=slots,
+        slots=slots[None],
         query_starts=np.array([0, *ends], np.int32),
         lengths=np.array([past for _, past in spans], np.int32),
-        block_tables=blocks[: len(spans)],
+        block_tables=blocks[None, : len(spans)],
         logit_rows=np.arange(ends[-1]) if asked is None else np.array(asked, np.int64),
         adapters=np.full(len(spans), -1, np.int32),
         vector_rows=np.array(vectors, np.int64),
+    )
+
+
+def in_groups(batch, num_groups, *, num_blocks=11):
+    """The same step where each cache group has blocks of its own, in an order of its own."""
+    order = np.random.default_rng(0).permutation(num_groups * num_blocks).reshape(num_groups, num_blocks)
+    of_slots, offsets = divmod(batch.slots[0], BLOCK_SIZE)
+    return replace(
+        batch,
+        slots=np.ascontiguousarray(order[:, of_slots] * BLOCK_SIZE + offsets),
+        block_tables=order[:, batch.block_tables[0]].astype(np.int32),
     )
 
 
@@ -86,6 +100,14 @@ def by_modules(runner):
         head_dim=runner.model.config.size_of_head,
         dtype=cache.pages.dtype,
         device=torch.device("cpu"),
+        groups=[
+            [
+                cache.places.index((group, row))
+                for row in range(len(cache.pages))
+                if (group, row) in cache.places
+            ]
+            for group in range(cache.num_groups)
+        ],
     )
     model = runner.model
     return Runner(
@@ -123,6 +145,22 @@ def test_a_whole_step_over_pages_of_8_bits_computes_what_blocks_do(name, dtype):
         assert torch.equal(ours.logits, theirs.logits)
     assert runner._native is not None
     assert torch.equal(runner.cache.pages, blocks.cache.pages)
+
+
+@pytest.mark.parametrize("pages", [None, torch.int8])
+@pytest.mark.parametrize("groups", [[[0, 2], [3, 1]], [[3], [0], [1], [2]], [[0, 1, 3], [2]]])
+def test_layers_in_groups_compute_what_layers_of_one_group_do(groups, pages):
+    sizes = {"num_hidden_layers": 4, "max_window_layers": 2, "pages": pages}
+    whole = a_runner("qwen2", **sizes)
+    grouped = a_runner("qwen2", **sizes, groups=groups, num_blocks=11 * len(groups))
+    blocks = by_modules(grouped)
+    for spans in STEPS:
+        batch = a_batch(spans, asked=(0, 1))
+        expected = whole.run(batch).logits
+        for runner in (grouped, blocks):
+            assert torch.equal(runner.run(in_groups(batch, len(groups))).logits, expected)
+    assert grouped._native is not None
+    assert torch.equal(grouped.cache.pages, blocks.cache.pages)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])

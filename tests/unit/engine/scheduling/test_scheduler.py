@@ -1,7 +1,5 @@
 """What a step holds: decodes before prompts, nobody starved, blocks given up by who matters least."""
 
-from dataclasses import replace
-
 import pytest
 from tests.hashing_model import HashingModel, answer_of, finish_full, run_plan, run_to_end, sequences_of
 
@@ -15,12 +13,11 @@ from penstock.engine.scheduling.scheduler import Scheduler, StepLimits
 class Engine:
     """A scheduler with the stand-in for a network."""
 
-    def __init__(self, *, num_blocks=64, block_size=4, max_sequences=8, tokens_per_step=16, keep_idle=True):
-        limits = StepLimits(
-            max_sequences=max_sequences, tokens_per_step=tokens_per_step, block_size=block_size
-        )
+    def __init__(self, *, num_blocks=64, keep_idle=True, windows=(None,), **limits):
+        usual = {"max_sequences": 8, "tokens_per_step": 16, "block_size": 4}
+        limits = StepLimits(**{**usual, **limits}, windows=windows)
         self.scheduler = Scheduler(limits, BlockPool(num_blocks, keep_idle=keep_idle))
-        self.model = HashingModel(num_blocks=num_blocks, block_size=block_size)
+        self.model = HashingModel(num_blocks=num_blocks, block_size=limits.block_size, windows=windows)
         self.count = 0
 
     def add(self, length, max_tokens=4, *, token=1, **request):
@@ -113,7 +110,7 @@ def test_a_better_priority_drives_out_a_worse_one():
     engine.step()
     better = engine.add(16, 8, token=3, priority=0)
     assert better in engine.step()
-    assert not worse[1].blocks
+    assert not worse[1].tables
     assert engine.scheduler.counts.num_preempted > 0
     engine.run()
     assert all(s.tokens[4:] == answer_of(s.request) for s in worse)
@@ -167,8 +164,7 @@ def test_an_equal_priority_waits_for_a_seat():
 
 
 def test_blocks_that_no_window_reaches_are_free_while_the_answer_goes_on():
-    engine = Engine(num_blocks=16)
-    engine.scheduler.limits = replace(engine.scheduler.limits, window=6)
+    engine = Engine(num_blocks=16, windows=(6,))
     sequence = engine.add(20, 40)
     used = []
     while engine.scheduler.has_work:
@@ -179,6 +175,33 @@ def test_blocks_that_no_window_reaches_are_free_while_the_answer_goes_on():
     again = engine.add(20, 1)
     engine.step()
     assert again.num_cached == 16  # their room was not needed
+
+
+def test_a_prefix_is_found_where_a_window_still_sees_it():
+    engine = Engine(windows=(6, None), tokens_per_step=64)
+    engine.add(60, 1)
+    engine.run()
+    assert engine.scheduler.counts.num_found == 0
+    again = engine.add(20, 1)  # the window had passed its end, and nothing took that memory
+    assert engine.step() == {again: 4}
+    assert again.num_cached == 16
+
+
+def test_a_prompt_beside_others_takes_the_blocks_of_a_worse_one():
+    engine = Engine(num_blocks=22, windows=(8, None), tokens_per_step=8)
+    better, worse = engine.add(40, 1, token=3), engine.add(4, 30, token=2, priority=1)
+    engine.run()
+    for sequence in (better, worse):
+        assert sequence.tokens[sequence.num_prompt :] == answer_of(sequence.request)
+
+
+def test_a_request_that_never_fits_is_refused_whatever_its_windows_hold():
+    engine = Engine(num_blocks=4 + 3, windows=(6, None), tokens_per_step=4)
+    with pytest.raises(UsageError, match=r"need 17 positions of the cache, which has 16 .*Shorten"):
+        engine.add(10, 7)
+    engine.add(10, 6)
+    engine.run()
+    Engine(num_blocks=3, windows=(6,), tokens_per_step=4).add(10, 900)  # 9 positions are in 3 blocks
 
 
 def test_a_request_that_never_fits_is_refused():
@@ -206,7 +229,8 @@ def test_answers_of_one_request_share_the_blocks_of_its_prompt():
     assert engine.step() == {answers[0]: 16}
     # blocks are shared but the last, whose last token has to be computed for its logits
     assert engine.step() == {answers[0]: 1, answers[1]: 4, answers[2]: 4}
-    assert answers[0].blocks[:3] == answers[1].blocks[:3] == answers[2].blocks[:3]
+    first, *others = [sequence.tables[0].blocks[:3] for sequence in answers]
+    assert others == [first, first]
     engine.run()
 
 
