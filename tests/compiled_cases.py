@@ -1,6 +1,7 @@
 """Steps of a small engine, for plain code, for compiled programs and for graphs of either."""
 
 import inspect
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ NUM_LAYERS = 2
 BLOCK_SIZE, MAX_BLOCKS, MAX_SEQUENCES, MAX_TOKENS = 4, 8, 3, 20
 
 
-def engine_parts(weights="stored", *, device="cpu", **changes):
+def engine_parts(weights="stored", *, device="cpu", groups=None, **changes):
     torch.manual_seed(5)
     config = small_llama(
         vocab_size=50,
@@ -34,13 +35,14 @@ def engine_parts(weights="stored", *, device="cpu", **changes):
     fuse(model)
     prepare(model, weights)
     cache = PagedCache(
-        NUM_LAYERS,
-        num_blocks=MAX_SEQUENCES * MAX_BLOCKS + 1,
+        NUM_LAYERS if groups is None else max(map(len, groups)),
+        num_blocks=MAX_SEQUENCES * MAX_BLOCKS * (1 if groups is None else len(groups)) + 1,
         block_size=BLOCK_SIZE,
         kv_heads=1,
         head_dim=16,
         dtype=torch.float32,
         device=torch.device(device),
+        groups=groups,
     )
     return model, cache
 
@@ -71,14 +73,24 @@ STEPS += [step_of([1, 6], [9, 3]), step_of([20], [0]), step_of([1, 1, 2], [20, 9
 """Prompts, answers in the making, and both; a program has tokens to spare, or shares, or neither."""
 
 
+def in_two_groups(step):
+    """The same step, in which the layers of a second cache group have blocks of their own."""
+    more = MAX_SEQUENCES * MAX_BLOCKS
+    return replace(
+        step,
+        slots=np.concatenate([step.slots, step.slots + more * BLOCK_SIZE]),
+        block_tables=np.concatenate([step.block_tables, step.block_tables + np.int32(more)]),
+    )
+
+
 def runner_of(model, cache, forward=None):
     return Runner(model, cache, Adapters(model, model.config), forward=forward)
 
 
-def logits_of(model, cache, forward=None, *, graphs=None):
+def logits_of(model, cache, forward=None, *, graphs=None, steps=STEPS):
     runner = runner_of(model, cache, forward)
     runner._graphs = graphs
-    return [runner.run(step).logits.clone() for step in STEPS]
+    return [runner.run(step).logits.clone() for step in steps]
 
 
 def compiled_steps(backend, parts, *, sizes=None, has_any=False):

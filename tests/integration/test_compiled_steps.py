@@ -13,6 +13,7 @@ from tests.compiled_cases import (
     compiled_steps,
     engine_parts,
     graphs_of,
+    in_two_groups,
     logits_of,
 )
 from torch._dynamo.backends.debugging import aot_eager
@@ -77,6 +78,15 @@ def test_blocks_with_windows_of_their_own_are_computed_by_programs_of_their_own(
     parts = engine_parts(**windows)
     compiled = compiled_at_once(parts, sizes=[20])
     assert_close(logits_of(*parts, compiled), logits_of(*engine_parts(**windows)))
+    assert len(COMPUTED) == NUM_LAYERS * len(STEPS)
+
+
+def test_programs_read_the_slots_and_tables_of_each_cache_group():
+    windows = {"model_type": "qwen2", "sliding_window": 3, "max_window_layers": 1}
+    parts = engine_parts(**windows, groups=[[1], [0]])
+    compiled = compiled_at_once(parts, sizes=[20])
+    found = logits_of(*parts, compiled, steps=[in_two_groups(step) for step in STEPS])
+    assert_close(found, logits_of(*engine_parts(**windows)))
     assert len(COMPUTED) == NUM_LAYERS * len(STEPS)
 
 

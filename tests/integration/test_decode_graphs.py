@@ -13,6 +13,7 @@ from tests.compiled_cases import (
     Recorder,
     engine_parts,
     graphs_of,
+    in_two_groups,
     logits_of,
     runner_of,
     step_of,
@@ -40,6 +41,16 @@ def test_decode_steps_are_replayed_and_compute_what_plain_code_does(changes):
     for ours, theirs in zip(found, logits_of(*engine_parts(**changes)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)  # float32, sums in another order
     assert record.replayed == [3, 2, 1, 3, 3, 1]
+
+
+def test_a_graph_reads_the_slots_and_tables_of_each_cache_group():
+    windows = {"model_type": "qwen2", "sliding_window": 3, "max_window_layers": 1}
+    parts = engine_parts(**windows, groups=[[1], [0]])
+    graphs = graphs_of(*parts, record=(record := Recorder()))
+    found = logits_of(*parts, graphs=graphs, steps=[in_two_groups(step) for step in STEPS])
+    for ours, theirs in zip(found, logits_of(*engine_parts(**windows)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)  # float32, sums in another order
+    assert len(record.replayed) == len(DECODING)
 
 
 def test_all_graphs_are_recorded_before_the_first_step_the_largest_first():

@@ -78,31 +78,46 @@ def kept_blocks(job: TrainingStep, num_blocks: int) -> int:
 def _blocks(
     job: TrainingStep, cluster: Cluster, constants: Constants, groups: dict[str, GroupTopology]
 ) -> list[BlockCost]:
-    plain = block_seconds(job, cluster.device, constants)
-    seconds = _coded(plain, job, cluster, constants)
-    inline, back = _inline(job, cluster, groups, seconds, constants)
     transfers = _transfers(job, cluster, groups, job.block_parameters, learned=job.learned_of_block())
     mine = _blocks_of_last(job)
     kept, others = kept_blocks(job, len(mine)), job.batches_per_pass - 1
-    return [
-        BlockCost(
-            name=f"block {index}",
-            forward=seconds.forward + others * plain.forward,
-            backward=seconds.backward
-            + others * plain.backward
-            + (1 + others) * again_seconds(plain, job.block_modes[index]),
-            inline=(1 + others) * inline.seconds,
-            inline_back=(1 + others) * (back.seconds + (job.block_modes[index] == "full") * inline.seconds),
-            inline_link=inline.link,
-            inline_node_bytes=(1 + others) * inline.node_bytes,
-            inline_node_bytes_back=(1 + others)
-            * (back.node_bytes + (job.block_modes[index] == "full") * inline.node_bytes),
-            transfers=transfers,
-            kept=place < kept,
-            agrees_always=not job.overlapped,
+    windows = job.model.windows
+    of_window = {window: _with_window(job, cluster, constants, groups, window) for window in set(windows)}
+    found = []
+    for place, index in enumerate(mine):
+        plain, seconds, inline, back = of_window[windows[index]]
+        again = job.block_modes[index] == "full"
+        found.append(
+            BlockCost(
+                name=f"block {index}",
+                forward=seconds.forward + others * plain.forward,
+                backward=seconds.backward
+                + others * plain.backward
+                + (1 + others) * again_seconds(plain, job.block_modes[index]),
+                inline=(1 + others) * inline.seconds,
+                inline_back=(1 + others) * (back.seconds + again * inline.seconds),
+                inline_link=inline.link,
+                inline_node_bytes=(1 + others) * inline.node_bytes,
+                inline_node_bytes_back=(1 + others) * (back.node_bytes + again * inline.node_bytes),
+                transfers=transfers,
+                kept=place < kept,
+                agrees_always=not job.overlapped,
+            )
         )
-        for place, index in enumerate(mine)
-    ]
+    return found
+
+
+def _with_window(
+    job: TrainingStep,
+    cluster: Cluster,
+    constants: Constants,
+    groups: dict[str, GroupTopology],
+    window: int | None,
+) -> tuple[Seconds, Seconds, Cost, Cost]:
+    """Return the time of a block, the same with codecs, and its collectives forward and backward."""
+    plain = block_seconds(job, cluster.device, constants, window=window)
+    seconds = _coded(plain, job, cluster, constants)
+    return plain, seconds, *_inline(job, cluster, groups, seconds, constants)
 
 
 def _blocks_of_last(job: TrainingStep) -> list[int]:

@@ -105,11 +105,11 @@ def _peak(job: TrainingStep, device: Device) -> float:
     return 1e12 * peak * clock
 
 
-def block_seconds(job: TrainingStep, device: Device, constants: Constants) -> Seconds:
-    """Return the compute time of one block on one rank."""
+def block_seconds(job: TrainingStep, device: Device, constants: Constants, *, window: int | None) -> Seconds:
+    """Return the compute time on one rank of a block with an attention window; None: it sees whole rows."""
     tokens, tensor = job.rank_tokens, job.layout.tensor
     forward, backward = products(job, _matrices(job), device, constants)
-    pairs = attention_flops(job) * tokens / tensor / attention_speed(job, device)
+    pairs = attention_flops(job, window) * tokens / tensor / attention_speed(job, device)
     moved = block_passes(job) * tokens / tensor / _memory(device, constants)
     gaps, gaps_back = (n * (GAP_S if device.architecture != "cpu" else 0) for n in _KERNELS[job.kernels])
     host, host_back = (n * device.launch_us / 1e6 for n in _KERNELS[job.kernels])
@@ -168,10 +168,10 @@ def update_seconds(job: TrainingStep, device: Device, constants: Constants) -> f
     return 2 * job.state_bytes * job.learned_of_rank / _memory(device, constants)
 
 
-def attention_flops(job: TrainingStep) -> float:
+def attention_flops(job: TrainingStep, window: int | None) -> float:
     """Return the FLOP of a block's attention for one token, forward, over all heads and visible tokens."""
     model, length = job.model, job.sequence_length
-    keys = sum(_seen(length, window) for window in model.windows) / model.num_hidden_layers
+    keys = _seen(length, window)
     if job.layout.context > 1 and job.context_rule == "all_gather" and not job.context_balanced:
         keys = length  # masked, not skipped; the last rank of a row sees all of it
     return 4 * model.num_attention_heads * model.size_of_head * keys

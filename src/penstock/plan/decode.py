@@ -218,9 +218,11 @@ def _forward(job: DecodeJob) -> TrainingStep:
 def _prefill_s(job: DecodeJob, cluster: Cluster, constants: Constants) -> float:
     forward = _forward(job)
     sent = _all_reduce_s(job, cluster, tokens=job.batch * job.prompt_tokens)
-    block = block_seconds(forward, cluster.device, constants).forward
-    head = head_seconds(forward, cluster.device, constants).forward
-    return job.model.num_hidden_layers * (block + 2 * sent) + head
+    blocks = sum(
+        block_seconds(forward, cluster.device, constants, window=window).forward + 2 * sent
+        for window in job.model.windows
+    )
+    return blocks + head_seconds(forward, cluster.device, constants).forward
 
 
 _BATCHES = (1, 8, 32, 128)

@@ -55,6 +55,23 @@ def test_the_parts_add_up_to_the_step():
         assert sum(found.parts.values()) == pytest.approx(found.step_s)
 
 
+def test_a_block_costs_what_its_own_window_shows_it():
+    sizes = {"model_type": "qwen3", "head_dim": 128, "sliding_window": 512}
+    kinds = ("sliding_attention", "full_attention")
+    model = replace(
+        LLAMA_7B, **sizes, num_hidden_layers=4, layer_types=(kinds[0], kinds[0], kinds[0], kinds[1])
+    )
+
+    def forward_of(model):
+        job = replace(JOB, model=model, sequence_length=32_768)
+        return [unit.forward for unit in units_of(job, A100, FITTED)]
+
+    near, whole = (forward_of(replace(model, layer_types=(kind,) * 4)) for kind in kinds)
+    found = forward_of(model)
+    assert found[:4] == pytest.approx([*near[:3], whole[3]], rel=0.01)  # collectives beside it take 0.2%
+    assert whole[3] > 1.5 * near[3]
+
+
 def test_the_widest_part_is_named():
     slow = replace(A100, nics=1, nic_gbit_s=1.0)
     assert predict(replace(JOB, layout=RankLayout(shard=128)), slow).limit == "the network"
