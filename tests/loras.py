@@ -8,12 +8,12 @@ from safetensors.torch import save_file
 
 def save_lora(folder, model, *, rank, seed=0, only="", std=0.3, use_dora=False):
     """Write an adapter of all linear layers of a plain model's blocks whose names contain `only`."""
-    theirs, tensors = {name: rows.tensor for name, rows in model.config.stored_rows.items()}, {}
+    stored, tensors = model.config.stored_rows, {}
     random = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         if name.startswith("layers.") and weight.dim() == 2 and only in name:
-            layer = f"base_model.model.{theirs[name].removesuffix('.weight')}"
-            outputs, inputs = weight.shape
+            layer = f"base_model.model.{stored[name].tensor.removesuffix('.weight')}"
+            outputs, inputs = stored[name].num_rows, weight.shape[1]  # of a fused matrix all rows
             tensors[f"{layer}.lora_A.weight"] = torch.randn(rank, inputs, generator=random) * std
             tensors[f"{layer}.lora_B.weight"] = torch.randn(outputs, rank, generator=random) * std
             if use_dora:

@@ -70,7 +70,7 @@ def test_a_whole_step_adds_what_layers_with_adapters_do(folders, name, dtype, we
             off = (logits - expected).norm() / expected.norm()
             # else rounded apart
             assert off < (1e-5 if dtype is torch.float32 and weights == "stored" else 0.15), adapters
-            assert (bare - expected).norm() / expected.norm() > (0.4 if 4 not in adapters else 0.2), adapters
+            assert (bare - expected).norm() / expected.norm() > (0.3 if 4 not in adapters else 0.2), adapters
             for share, adapter in enumerate(step.adapters):
                 rows = slice(*step.query_starts[share : share + 2])
                 assert torch.equal(logits[rows], bare[rows]) == (adapter < 0), adapters

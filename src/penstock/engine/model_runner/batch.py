@@ -94,7 +94,7 @@ def batch_of(plan: StepPlan, block_size: int, *, adapters: Mapping[str, int] = N
     )
 
 
-def _slots(shares: tuple[ScheduledTokens, ...], blocks: list[Blocks], block_size: int) -> list[int]:
+def _slots(shares: tuple[ScheduledTokens, ...], blocks: Sequence[Blocks], block_size: int) -> list[int]:
     return [
         own[position // block_size] * block_size + position % block_size
         for share, own in zip(shares, blocks, strict=True)
@@ -102,7 +102,7 @@ def _slots(shares: tuple[ScheduledTokens, ...], blocks: list[Blocks], block_size
     ]
 
 
-def _block_tables(groups: list[list[Blocks]]) -> np.ndarray:
+def _block_tables(groups: Sequence[Sequence[Blocks]]) -> np.ndarray:
     width = max(len(own) for blocks in groups for own in blocks)
     tables = np.zeros((len(groups), len(groups[0]), width), np.int32)
     for group, blocks in zip(tables, groups, strict=True):

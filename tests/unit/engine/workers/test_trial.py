@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from penstock.engine.model_runner.lora import Adapters
+from penstock.engine.scheduling.groups import cache_groups
 from penstock.engine.workers import warmup
 from penstock.engine.workers.model_shard import ModelShard
 from penstock.engine.workers.warmup import activation_bytes, compile_draws, try_step
@@ -25,6 +26,7 @@ def a_part():
         dtype=torch.bfloat16,
         pages_dtype=torch.bfloat16,
         group=None,
+        groups=cache_groups(CONFIG.windows, context=CONFIG.context),
     )
 
 
@@ -38,6 +40,7 @@ def test_steps_of_answers_and_one_as_large_as_steps_may_be_are_computed(tokens, 
         dtype=torch.float32,
         pages_dtype=torch.float32,
         group=None,
+        groups=cache_groups(CONFIG.windows, context=CONFIG.context),
     )
     seen = []
     model.norm.register_forward_hook(lambda _, __, out: seen.append(tuple(out.shape)))
