@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.tiny_models import CONFIGS, save_tiny_model
-from tests.unit.engine.model_runner.test_whole_steps import BLOCK_SIZE, STEPS, a_batch
+from tests.unit.engine.model_runner.test_whole_steps import BLOCK_SIZE, STEPS, a_batch, in_groups
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.model_runner import collectives as board_module
@@ -40,12 +40,12 @@ def open_rank(world, folder, weights="stored"):
     config = EngineConfig(weights=weights, device="cpu", tensor_parallel=place.ranks)
     part, _ = open_part(folder, config, place=place)
     part.group.join(folder / f"meeting-{weights}")
-    return part, part.runner(num_blocks=10, block_size=BLOCK_SIZE)
+    return part, part.runner(num_blocks=11 * len(part.groups), block_size=BLOCK_SIZE)
 
 
 def by_modules(part):
     """The same part and pages of its own, computed block by block."""
-    model, runner = part.model, part.runner(num_blocks=10, block_size=BLOCK_SIZE)
+    model, runner = part.model, part.runner(num_blocks=11 * len(part.groups), block_size=BLOCK_SIZE)
     return Runner(
         model,
         runner.cache,
@@ -64,11 +64,15 @@ def compare(world, *, folder, weights, slot_bytes=board_module.SLOT_BYTES):
         modules = by_modules(part)
         equal = True
         for spans in STEPS:
-            ours, theirs = runner.run(a_batch(spans)), modules.run(a_batch(spans))
+            batch = in_groups(a_batch(spans), len(part.groups))
+            ours, theirs = runner.run(batch), modules.run(batch)
             equal &= torch.equal(ours.hidden, theirs.hidden) and torch.equal(ours.logits, theirs.logits)
         for asked, vectors in (((6, 7, 16), (9,)), ((), (2,)), ((), ())):
-            batch = a_batch(STEPS[0], asked=asked, vectors=vectors)
-            ours, theirs = runner.run(batch), modules.run(a_batch(STEPS[0]))
+            batch, whole = a_batch(STEPS[0], asked=asked, vectors=vectors), a_batch(STEPS[0])
+            ours, theirs = (
+                each.run(in_groups(step, len(part.groups)))
+                for each, step in ((runner, batch), (modules, whole))
+            )
             rows = [*asked, *vectors]
             equal &= torch.equal(ours.hidden[rows], theirs.hidden[rows])
             equal &= torch.equal(ours.logits, theirs.logits[list(asked)])
