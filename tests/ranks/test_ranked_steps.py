@@ -56,17 +56,23 @@ def by_modules(part):
 
 
 def compare(world, *, folder, weights, slot_bytes=board_module.SLOT_BYTES):
-    """Return, for each type of the matrices, whether steps were one call, and whether any number differs."""
+    """Return, for each type of the matrices, whether steps were one call, and gave the same."""
     board_module.SLOT_BYTES = native_decoder.SLOT_BYTES = slot_bytes
     found = []
     for kind in weights:
         part, runner = open_rank(world, folder, kind)
         modules = by_modules(part)
         equal = True
+        # norms over the heads of all ranks are summed in another order
+        error = 0.0 if part.model.config.family.qk_norm != "whole" else 1e-5 if kind == "float32" else 0.05
+
+        def same(ours, theirs, error=error):
+            return torch.equal(ours, theirs) or float((ours - theirs).norm() / theirs.norm()) < error
+
         for spans in STEPS:
             batch = in_groups(a_batch(spans), len(part.groups))
             ours, theirs = runner.run(batch), modules.run(batch)
-            equal &= torch.equal(ours.hidden, theirs.hidden) and torch.equal(ours.logits, theirs.logits)
+            equal &= same(ours.hidden, theirs.hidden) and same(ours.logits, theirs.logits)
         for asked, vectors in (((6, 7, 16), (9,)), ((), (2,)), ((), ())):
             batch, whole = a_batch(STEPS[0], asked=asked, vectors=vectors), a_batch(STEPS[0])
             ours, theirs = (
@@ -74,9 +80,9 @@ def compare(world, *, folder, weights, slot_bytes=board_module.SLOT_BYTES):
                 for each, step in ((runner, batch), (modules, whole))
             )
             rows = [*asked, *vectors]
-            equal &= torch.equal(ours.hidden[rows], theirs.hidden[rows])
-            equal &= torch.equal(ours.logits, theirs.logits[list(asked)])
-        equal &= torch.equal(runner.cache.pages, modules.cache.pages)
+            equal &= same(ours.hidden[rows], theirs.hidden[rows])
+            equal &= same(ours.logits, theirs.logits[list(asked)])
+        equal &= same(runner.cache.pages, modules.cache.pages)
         found.append((runner._native is not None, equal))
         part.close()
     return found
