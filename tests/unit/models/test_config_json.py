@@ -207,7 +207,7 @@ def test_gemma_1_takes_gelu_for_its_approximation_as_transformers_does():
 
 
 def test_windows_of_exaone_4_in_letters_and_numbers():
-    exaone = {"model_type": "exaone4", **SIZES, "num_hidden_layers": 6, "rope_theta": 1e6}
+    exaone = {"model_type": "exaone4", **SIZES, "num_hidden_layers": 6, "rope_theta": 1e6, "head_dim": 8}
     letters = config_of({**exaone, "sliding_window_pattern": "LLG"})
     assert letters == config_of({**exaone, "sliding_window_pattern": 3})
     assert letters.layer_rope_theta == (1e6, 1e6, 0.0) * 2
@@ -218,7 +218,7 @@ def test_windows_of_exaone_4_in_letters_and_numbers():
 
 
 def test_olmo_3_has_one_base_for_all_layers():
-    olmo = {"model_type": "olmo3", **SIZES, "num_hidden_layers": 4}
+    olmo = {"model_type": "olmo3", **SIZES, "num_hidden_layers": 4, "head_dim": 8}
     yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
     config = config_of({**olmo, "rope_scaling": yarn, "rope_theta": 500_000})
     assert [rule.scaling is not None for rule in config.layer_rope] == [False, False, False, True]

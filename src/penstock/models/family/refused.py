@@ -69,8 +69,6 @@ _BY_KEY: tuple[tuple[str, Callable[[Raw], bool]], ...] = (
     ("a rotary embedding per kind of layer", lambda raw: _nested(raw.get("rope_parameters"))),
 )  # fmt: skip
 
-_POST = "norms behind attention and feed-forward"
-_ONE_PLUS = "norms whose weights are stored less 1"
 MISSING_BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "cpmant": ("positions of segments",),
     "diffllama": ("differential attention",),
@@ -86,15 +84,13 @@ MISSING_BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "bitnet": ("norms inside attention and feed-forward",),
     "nemotron": ("LayerNorm",),
     "apertus": ("a learned activation (xIELU)",),
-    "gemma2": (_ONE_PLUS, _POST),
-    "gemma3n_text": (_ONE_PLUS, "inputs per layer"),
+    "gemma3n_text": ("inputs per layer",),
     "gemma4_text": ("heads whose size differs by layer",),
     "granite_swa": ("attention sinks", "a base of rotary embedding per layer"),
-    "hyperclovax": (_POST,),
+    "hyperclovax": ("norms whose place config.json chooses",),
     "jais2": ("LayerNorm",),
     "nanochat": ("norms without weights",),
     "olmo": ("norms without weights",),
-    "vaultgemma": (_ONE_PLUS,),
 }
 
 
