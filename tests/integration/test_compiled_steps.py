@@ -16,6 +16,7 @@ from tests.compiled_cases import (
     in_two_groups,
     logits_of,
 )
+from tests.families import ministral3_scaling
 from torch._dynamo.backends.debugging import aot_eager
 
 from penstock.core.errors import ConfigError
@@ -90,11 +91,17 @@ def test_programs_read_the_slots_and_tables_of_each_cache_group():
     assert len(COMPUTED) == NUM_LAYERS * len(STEPS)
 
 
-SMOLLM3 = {"model_type": "smollm3", "layer_rope_theta": (0.0, 10_000.0)}
+OF_POSITIONS = {
+    "smollm3": {"layer_rope_theta": (0.0, 10_000.0)},
+    "ministral3": {"rope_scaling": ministral3_scaling()},
+    "hunyuan_v1_dense": {},
+}
 
 
-def test_one_program_computes_blocks_with_positions_and_without():
-    parts = engine_parts(**SMOLLM3)
+@pytest.mark.parametrize("model_type", OF_POSITIONS)
+def test_one_program_computes_blocks_whose_rotations_differ(model_type):
+    changes = {"model_type": model_type, **OF_POSITIONS[model_type]}
+    parts = engine_parts(**changes)
     programs = []
 
     def counted(graph, inputs):
@@ -103,7 +110,7 @@ def test_one_program_computes_blocks_with_positions_and_without():
 
     compiled = compiled_steps(counted, parts, sizes=[20])
     compiled.compile_all()
-    assert_close(logits_of(*parts, compiled), logits_of(*engine_parts(**SMOLLM3)))
+    assert_close(logits_of(*parts, compiled), logits_of(*engine_parts(**changes)))
     assert len(programs) == 1
     assert not torch.allclose(logits_of(*parts, compiled)[0], logits_of(*engine_parts())[0], atol=1e-3)
 

@@ -15,7 +15,7 @@ from penstock.parallel.adapters import add_adapters
 from penstock.parallel.apply import compile_blocks
 from penstock.parallel.config import CompileConfig
 from tests.examples import examples
-from tests.families import small_llama
+from tests.families import ministral3_scaling, small_llama
 
 SAMPLES = torch.tensor([5, 9, 2**40])
 KEYS = token_keys(SAMPLES, 12, seed=3, step=7)
@@ -66,9 +66,9 @@ def test_masks_of_another_layer_seed_step_sample_or_position_are_unrelated(other
     assert equal == pytest.approx(0.5, abs=5 * 0.5 / other.numel() ** 0.5)
 
 
-def adapted(method):
+def adapted(method, **changes):
     torch.manual_seed(0)
-    model = Decoder(small_llama(num_hidden_layers=1))
+    model = Decoder(small_llama(num_hidden_layers=1, **changes))
     config = AdapterConfig(method=method, rank=3, alpha=6.0, layers=LINEAR_LAYERS, dropout=0.3)
     add_adapters(model, config, None, dtype=torch.float32)
     for parameter in model.parameters():
@@ -86,9 +86,17 @@ def passes(model, keys):
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of what it does itself
-@pytest.mark.parametrize("method", ["lora", "dora"])
-def test_recomputed_and_compiled_blocks_drop_what_plain_ones_do(method):
-    plain = adapted(method)
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("lora", {"model_type": "ministral3", "rope_scaling": ministral3_scaling()}),
+        ("lora", {}),
+        ("dora", {}),
+    ],
+    ids=["factors-on-queries", "lora", "dora"],
+)
+def test_recomputed_and_compiled_blocks_drop_what_plain_ones_do(method, changes):
+    plain = adapted(method, **changes)
     again, compiled = copy.deepcopy(plain), copy.deepcopy(plain)
     with_token_keys(plain)
     with_token_keys(again)
