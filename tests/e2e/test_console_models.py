@@ -12,6 +12,7 @@ from penstock.console.access import ConsoleAccess
 from penstock.console.app import build_app
 from penstock.console.state import ConsoleState
 from penstock.console.workers.model_slot import ModelKey
+from penstock.core.errors import PenstockError
 from penstock.engine.config import EngineConfig
 from penstock.engine.llm import LLM
 from penstock.engine.sampling_params import Params, Sampling
@@ -134,12 +135,20 @@ def test_losses_are_those_of_the_next_checkpoint_if_the_job_deletes_the_nearest(
                 shutil.rmtree(saved / "step-00000006", ignore_errors=True)
             return ask(question, run, **words)
 
+        opened = []
+
+        def without_memory(key, **_):
+            opened.append(key.step)
+            raise PenstockError("no memory is free")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(state.models, "_open_model", without_memory)
+            assert "no memory is free" in client.post(f"{at}/rows/7/losses", json={}).text
+        assert opened == [6]  # it is there, so no other one is tried
         monkeypatch.setattr(state.data, "ask", ask_late)
         scored = client.post(f"{at}/rows/7/losses", json={})
         assert scored.status_code == 200, scored.text
         assert scored.json()["rows"][0]["checkpoint"] == 3
-        (saved / "step-00000003" / "checkpoint.json").write_text("{")
-        assert client.post(f"{at}/rows/5/losses", json={"offset": 1}).status_code == 400
 
 
 def test_the_rows_of_a_step_are_those_of_data_where_in_pages(asked, folder):
