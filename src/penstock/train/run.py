@@ -244,12 +244,17 @@ def _say_finished(recipe: TrainConfig, state: TrainState) -> None:
     if state.early_stop is not None and state.early_stop.is_over:
         _say_early_stop(recipe, state.early_stop, step)
         return
+    use = (
+        "generate text: penstock generate {path:shell} --prompt TEXT"
+        if recipe.tune is None
+        else "talk to it: penstock chat {path:shell}"
+    )
     logger.info(
         Event(
             "finished",
             "Finished: {steps:,} steps are done. Raise {key} to continue. What to do next:\n"
             "  draw its curves as a page: penstock report {path:shell}\n"
-            "  generate text: penstock generate {path:shell} --prompt TEXT\n"
+            f"  {use}\n"
             "  convert it to a Hugging Face folder: penstock export {path:shell} --out FOLDER",
             steps=step,
             key=recipe.run.length_key,

@@ -74,7 +74,7 @@ def chat_request(
         usable, unusable = usable_tools(use, refusal)
         if not unusable:
             raise located(error, wanted, refusal) from None
-    missed = [f"{one} ({name!r} is not called)" for name, one in unusable.items()]
+    missed = [f"{str(one).removesuffix('.')} ({name!r} is not called)" for name, one in unusable.items()]
     return made_with(grammar_with(usable)), (*not_enforced(usable, wanted), *missed)
 
 
