@@ -237,7 +237,7 @@ export class Chart {
         fill: isStacked ? withAlpha(stroke, 0.82) : undefined,
         spanGaps: isDots || layer.x !== data[0],
         points: isDots
-          ? { show: data[0].length < 4000, size: (layer.x.length > 60 ? 5 : 8) + RING_PX * above, ...(above ? { fill: colors["--card"], stroke } : { fill: stroke, stroke: colors["--card"] }), width: 1.5 }
+          ? { show: data[0].length < 4000, size: (layer.x.length > 60 ? 5 : 8) + RING_PX * above, fill: above ? colors["--card"] : stroke, stroke: dots.length > 1 ? stroke : colors["--card"], width: 1.5 }
           : { show: layer.x.length === 1, size: 7, fill: stroke },
       };
     });
