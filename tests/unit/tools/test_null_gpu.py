@@ -1,5 +1,6 @@
 """What is told of the null GPU: bounds, results that are too old, machine code, the check of `make check`."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tools.filed import changed, complaint, digests, file
+from tools.null_gpu import __main__ as main
 from tools.null_gpu.bounds import TABLE, Bound, Table, judge
 from tools.null_gpu.page import page
 from tools.null_gpu.sass import findings, inner_loops, instructions_of
@@ -144,8 +146,48 @@ def test_the_check_imports_no_torch_and_says_what_it_finds():
     assert (done.returncode == 0) == (not done.stderr), done.stderr
 
 
+def test_a_row_of_the_kit_that_crashed_fails_the_check(tmp_path, monkeypatch, capsys):
+    rows = [{"name": "fine", "status": "not computed", "why": ""}]
+    table = Table((), ("Makefile",), ("Makefile",))
+    monkeypatch.setattr(main, "RESULTS", tmp_path)
+    for name in (main.COUNTS, main.KIT):
+        result = {"sources": digests(ROOT, table.sources), "counts": {}, "parts": {"serving": {"rows": rows}}}
+        file(tmp_path, f"{name}-2026-11-29", result)
+    assert main.check(table) == 0
+    rows.append({"name": "serve 8b", "status": "failed", "why": "OSError: full"})
+    file(tmp_path, f"{main.KIT}-2026-11-30", {**result, "parts": {"serving": {"rows": rows}}})
+    assert main.check(table) == 1
+    assert "serve 8b failed: OSError: full. Mend it, then: make null-gpu-kit." in capsys.readouterr().err
+
+
 def test_the_filed_result_has_its_counts():
     (path,) = (ROOT / "benchmarks" / "results").glob("null-gpu-????-??-??.json")
     found = json.loads(path.read_text())
     assert found["failed"] == {}
     assert {"train plain", "train bfloat16", "loss", "serve greedy, 1 at once"} <= set(found["counts"])
+
+
+def launched_kernels():
+    """Return the names of the Triton functions of Penstock that no other of them calls."""
+    found = set()
+    for path in (ROOT / "src" / "penstock").rglob("*_triton.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        called = {
+            node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        found |= {
+            node.name.lstrip("_")
+            for node in nodes
+            if isinstance(node, ast.FunctionDef)
+            and any("triton.jit" in ast.unparse(one) for one in node.decorator_list)
+            and node.name not in called
+        }
+    return found
+
+
+def test_the_machine_code_of_every_triton_kernel_is_looked_at():
+    (path,) = (ROOT / "benchmarks" / "results").glob("null-gpu-????-??-??.json")
+    names = [name.removeprefix("kernel ") for name in json.loads(path.read_text())["counts"]]
+    missing = {kernel for kernel in launched_kernels() if not any(n.startswith(f"{kernel},") for n in names)}
+    assert not missing
+    assert len(launched_kernels()) >= 11

@@ -17,14 +17,17 @@ import torch
 import triton
 from gpu_parts.kernels import OURS, Kernels
 from gpu_parts.part import Part
+from torch import nn
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
-from penstock.nn.kernels.paged import by_triton
+from penstock.nn.kernels.paged import LayerPages, by_triton
+from penstock.nn.linear.quantized import FEW_TOKENS, Int4Linear
 from tools.null_gpu.sass import findings, instructions_of
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 TOKENS = (1, 64)
+SEQUENCES, MANY = 64, 2 * FEW_TOKENS[-1]
 
 
 def launch_ours(
@@ -67,6 +70,19 @@ def prompt_by_triton(launched: Kernels, dtype: torch.dtype) -> None:
     by_triton(q, keys, values, step, window=None, scale=launched.dim**-0.5)
 
 
+def keys_of_a_step(launched: Kernels) -> None:
+    """Launch the kernel that writes a step's keys and values to their pages."""
+    _, keys, values, step = launched._pages(SEQUENCES, 2048, dtype=torch.bfloat16)
+    k, v = (launched.normal(1, launched.kv_heads, SEQUENCES, launched.dim) for _ in range(2))
+    LayerPages(keys, values, step).append(k, v)
+
+
+def many_tokens_times_int4(launched: Kernels) -> None:
+    """Launch the kernel that writes a matrix of 4 bits out, for more tokens than products of few have."""
+    made = nn.Linear(launched.hidden, launched.wide, bias=False, device=launched.device, dtype=torch.bfloat16)
+    Int4Linear(made.requires_grad_(False))(launched.normal(MANY, launched.hidden))
+
+
 def main() -> None:
     """Print name of a kernel and number of its variant -> what its code shows."""
     device = torch.device("cuda:0")
@@ -82,6 +98,8 @@ def main() -> None:
         works["pages, a prompt"] = launched.prompt_over_pages
         for bits, dtype in (("16 bits", torch.bfloat16), ("8 bits", torch.int8)):
             works[f"pages of {bits}, a prompt by Triton"] = partial(prompt_by_triton, launched, dtype)
+        works[f"pages, keys of {SEQUENCES} tokens"] = partial(keys_of_a_step, launched)
+        works[f"int4, {MANY} tokens"] = partial(many_tokens_times_int4, launched)
         for tokens in TOKENS:
             works[f"draws, {tokens} rows"] = partial(launched.sampling, tokens)
             for bits in ("int8", "int4", "float8"):
