@@ -15,6 +15,7 @@ from typing import Any
 from penstock.checkpoint.find import find, saved_of
 from penstock.checkpoint.layout import step_of
 from penstock.core.errors import PenstockError, UsageError, nearest
+from penstock.engine.scheduling.groups import cache_groups, rows_of
 from penstock.launch.engines.engine import stop_between_starts
 from penstock.launch.job_folder import JobFolder
 from penstock.train.control.apply_request import check_possible, in_force, reweighed
@@ -103,9 +104,10 @@ def model_size(folder: Path, *, step: int) -> Answer:
     copies = 1 if meta.adapter is None else 2  # the merged matrices are made beside the base
     model = meta.model
     heads = model.key_value_heads * model.size_of_head
+    groups = cache_groups(model.windows, context=model.context)
     return {
         "weight_bytes": copies * _FLOAT32 * model.num_parameters,
-        "token_bytes": 2 * _FLOAT32 * model.num_hidden_layers * heads,
+        "token_bytes": 2 * _FLOAT32 * rows_of(groups) * len(groups) * heads,
         "context": model.context,
     }
 
