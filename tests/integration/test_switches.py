@@ -118,6 +118,7 @@ def fused_whole_steps(model):
 
 
 def compiled(model):
+    torch._dynamo.reset()  # else one case too many for a block's code
     for block in model.layers:
         block.compile(fullgraph=True, backend="aot_eager")
     return model(IDS)
