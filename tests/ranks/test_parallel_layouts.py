@@ -173,7 +173,7 @@ def plain(corpus, tmp_path_factory):
 
 def assert_equal(results, expected) -> None:
     losses, gradients, heldout = expected
-    assert heldout < 0.98 * losses[0], "it learns, so that a wrong gradient shows"
+    assert losses[-1] < 0.995 * losses[0], "it learns 500 times the tolerance: a wrong gradient shows"
     assert {name for _, found in results for name in found} == gradients.keys()
     for records, found in results:
         assert_gradients_equal(records, found, gradients)
