@@ -110,7 +110,6 @@ def whole(request, tmp_path):
 
 
 def test_the_language_model_of_a_folder_that_reads_images_computes_its_logits(whole, tmp_path, caplog):
-    caplog.set_level("INFO")
     folder, logits = whole
     ours = load_pretrained(folder)
     with torch.no_grad():

@@ -59,7 +59,7 @@ def read_config(folder: Path, *, ignored_keys: Collection[str] = ()) -> DecoderC
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
     if config.model_type != (whole := str(raw.get("model_type"))):
-        _tell_of_text_part(path, whole, config.model_type)
+        _warn_of_other_parts(path.absolute(), whole, config.model_type)
     for key in config.ignored_keys:
         _warn_of_ignored(path, key)
     if config.tie_word_embeddings and differs_from_embedding(weight_files(folder)):
@@ -81,11 +81,11 @@ def _warn_of_ignored(path: Path, key: str) -> None:
 
 
 @cache
-def _tell_of_text_part(path: Path, whole: str, part: str) -> None:
-    log.info(
+def _warn_of_other_parts(path: Path, whole: str, part: str) -> None:
+    log.warning(
         Event(
             "text_part",
-            "{path} is a {whole} model: its language model ({part}) is opened, without its other parts",
+            "{path} is a {whole} model: its language model ({part}) is opened, its other parts are not",
             path=path,
             whole=whole,
             part=part,
