@@ -111,12 +111,25 @@ def part_of(
     """
     space = space_of(corpus, name=name, split=split, holdout=holdout, parts=parts)
     if not space.num_tokens:
-        count = corpus.num_documents
         raise ConfigError(
             f"A holdout of {holdout} leaves the {split} part of corpus {name!r} empty",
-            fix=f"Its {plural(count, 'document')} cannot be split in this ratio: change data.holdout.",
+            fix=_remedy(corpus, split, holdout),
         )
     return space
+
+
+def _remedy(corpus: Corpus, split: Split, holdout: float) -> str:
+    size = f"The corpus has {plural(corpus.num_documents, 'document')} of {plural(corpus.num_tokens, 'token')}"
+    if split == "train":
+        return f"{size}. Set a smaller data.holdout."
+    least = 50 // _num_blocks(corpus.num_tokens) / 100 + 0.01  # count of blocks is rounded
+    if holdout < least <= 0.5:
+        return f"{size}. Set data.holdout to {least:.2f} or more, or to 0 without validation."
+    return f"{size}, too few to hold any out. Set data.holdout to 0 and leave out validation."
+
+
+def _num_blocks(num_tokens: int) -> int:
+    return max(1, min(_MAX_BLOCKS, num_tokens // _MIN_BLOCK_TOKENS))
 
 
 def space_of(corpus: Corpus, *, name: str, split: Split, holdout: float, parts: range | None) -> TokenSpace:
@@ -156,7 +169,7 @@ def _intervals(corpus: Corpus, span: tuple[int, int], split: Split, holdout: flo
 
 def _heldout_intervals(corpus: Corpus, span: tuple[int, int], *, holdout: float, key: int) -> Int64:
     first, total = span[0], span[1] - span[0]
-    num_blocks = max(1, min(_MAX_BLOCKS, total // _MIN_BLOCK_TOKENS))
+    num_blocks = _num_blocks(total)
     count = round(holdout * num_blocks)
     picked = Permutation(num_blocks, key=key)(np.arange(count))
     edges = []

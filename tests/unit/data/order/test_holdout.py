@@ -1,5 +1,6 @@
 """Held-out documents: the same ones whatever else a run changes (that the parts are disjoint: properties)."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -68,10 +69,21 @@ def test_a_share_out_of_range_is_refused(corpus: Corpus, share: float) -> None:
         part_of(corpus, name="c", split="train", holdout=share)
 
 
-def test_a_part_without_a_document_is_refused_with_the_number_of_documents(tmp_path: Path) -> None:
+def test_too_small_a_share_is_refused_with_one_that_holds_something_out(tmp_path: Path) -> None:
+    small = open_corpus(numbered_corpus(tmp_path, [20] * 60))
+    message = r"A holdout of 0\.02 leaves .* empty\. The corpus has 60 documents of 1,\d+ tokens"
+    with pytest.raises(ConfigError, match=message) as refused:
+        part_of(small, name="c", split="heldout", holdout=0.02)
+    found = re.search(r"to (0\.\d\d) or more", str(refused.value))
+    assert found
+    assert part_of(small, name="c", split="heldout", holdout=float(found[1])).num_tokens
+    with pytest.raises(ConfigError):
+        part_of(small, name="c", split="heldout", holdout=float(found[1]) - 0.01)
+
+
+def test_a_corpus_too_small_to_hold_any_out_is_refused_with_its_size(tmp_path: Path) -> None:
     small = open_corpus(numbered_corpus(tmp_path, [100, 100]))
-    message = r"A holdout of 0\.1 leaves the heldout part of corpus 'c' empty\. Its 2 documents cannot"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=r"has 2 documents of \d+ tokens, too few to hold any out"):
         part_of(small, name="c", split="heldout", holdout=0.1)
 
 
