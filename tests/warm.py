@@ -52,7 +52,7 @@ _READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_")
 """How the names of variables begin that an interpreter reads as it starts."""
 
 _CLAIM_ORPHANS = 36
-_MAX_BYTES = 1 << 17
+_MOST_BYTES = 1 << 17
 
 
 class Command(subprocess.Popen[Any]):
@@ -131,11 +131,11 @@ class _Parent:
         early = sorted({name for name, _ in both if name.startswith(_READ_AT_START)})
         assert not early, f"{', '.join(early)}: read as an interpreter starts, so name a reason for one"
         socket.send_fds(self._socket, [json.dumps(request).encode()], streams)
-        pid = int(self._socket.recv(_MAX_BYTES))
+        pid = int(self._socket.recv(_MOST_BYTES))
         libc, before = ctypes.CDLL(None), _all_children()
         libc.prctl(_CLAIM_ORPHANS, 1, 0, 0, 0)
         self._socket.send(b"end")
-        self._socket.recv(_MAX_BYTES)
+        self._socket.recv(_MOST_BYTES)
         libc.prctl(_CLAIM_ORPHANS, 0, 0, 0, 0)
         _strangers.update(_all_children() - before - {pid})
         return pid
@@ -193,13 +193,13 @@ def _serve(channel: socket.socket) -> list[str]:
     """Fork commands until the tests end; return, in each command, its words."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
-        text, streams, _, _ = socket.recv_fds(channel, _MAX_BYTES, 3)
+        text, streams, _, _ = socket.recv_fds(channel, _MOST_BYTES, 3)
         if not text:
             os._exit(0)
         if os.fork() == 0:
             if command := os.fork():
                 channel.send(str(command).encode())
-                channel.recv(_MAX_BYTES)
+                channel.recv(_MOST_BYTES)
                 os._exit(0)
             channel.close()
             return _begin(json.loads(text), streams)
