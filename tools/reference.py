@@ -118,7 +118,7 @@ MODELS_PAGE = """\
 
 Folders of these families open as they were downloaded, for training, tuning, evaluation and serving, on any
 number of ranks. A folder that also reads images opens as its language model. docs/explanation/models.md says
-how they are computed and tested, docs/tutorials/07-add-a-family.md how one is added.
+how they are computed and tested, docs/tutorials/add-a-family.md how one is added.
 
 """
 REFUSED_PAGE = """\

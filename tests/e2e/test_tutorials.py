@@ -31,9 +31,7 @@ from tests.ports import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.md"))
-IN_A_CHECKOUT = {"07-add-a-family"}
-"""Pages that are followed in a copy of the sources and tests, in whose `src` Penstock is."""
-LONG = {"02-loader", "03-steer-a-run", "04-plan-a-cluster", "06-tune", *IN_A_CHECKOUT}
+LONG = {"02-loader", "03-steer-a-run", "04-plan-a-cluster", "06-tune"}
 """Pages that check_tutorials.py follows."""
 NEEDS = {"04-plan-a-cluster": why_not()}
 """Why a page cannot be run here, if so."""
@@ -112,7 +110,6 @@ class Terminal:
             env={
                 **os.environ,
                 "PATH": f"{bin_folder}:{os.environ['PATH']}",
-                **({"PYTHONPATH": str(folder / "src")} if (folder / "src").is_dir() else {}),
                 "PS1": "<exit $?>",
                 "PS2": "",
                 "TERM": "dumb",
@@ -190,25 +187,17 @@ def first_folder(tmp_path_factory):
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page.stem not in LONG], ids=lambda page: page.stem
 )
-def test_a_page_does_what_it_says(page, request, tmp_path):
-    follow_page(page, request, tmp_path)
+def test_a_page_does_what_it_says(page, first_folder, tmp_path):
+    if page != PAGES[0]:
+        follow_after_the_first(page, first_folder, tmp_path)
 
 
-def follow_page(page, request, tmp_path):
-    """Do what a page says in a copy of the folder of the first page's reader, or of a checkout."""
+def follow_after_the_first(page, first_folder, tmp_path):
+    """Do what a page says in a copy of the folder of the first page's reader."""
     if NEEDS.get(page.stem):
         pytest.skip(NEEDS[page.stem])
-    folder = tmp_path / "reader"
-    if page.stem in IN_A_CHECKOUT:
-        for name in ("src", "tests"):
-            shutil.copytree(ROOT / name, folder / name)
-        shutil.copy(ROOT / "pyproject.toml", folder)
-        follow(page, folder)
-        return
-    first_folder = request.getfixturevalue("first_folder")  # follows the first page
-    if page != PAGES[0]:
-        shutil.copytree(first_folder, folder)
-        follow(page, folder, done=[step for block in blocks(PAGES[0]) for step in block])
+    folder = shutil.copytree(first_folder, tmp_path / "reader")
+    follow(page, folder, done=[step for block in blocks(PAGES[0]) for step in block])
 
 
 @pytest.mark.parametrize(
