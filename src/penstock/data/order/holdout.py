@@ -119,7 +119,8 @@ def part_of(
 
 
 def _remedy(corpus: Corpus, split: Split, holdout: float) -> str:
-    size = f"The corpus has {plural(corpus.num_documents, 'document')} of {plural(corpus.num_tokens, 'token')}"
+    documents, tokens = plural(corpus.num_documents, "document"), plural(corpus.num_tokens, "token")
+    size = f"The corpus has {documents} of {tokens}"
     if split == "train":
         return f"{size}. Set a smaller data.holdout."
     least = 50 // _num_blocks(corpus.num_tokens) / 100 + 0.01  # count of blocks is rounded
