@@ -267,9 +267,10 @@ class Scheduler:
         assert len(new) <= 1 + len(share.drafts), (share, new)
         sequence.tokens[-1:] = new
         if len(new) > 1 and sequence.finish is None:
+            since = sequence.num_computed
             sequence.num_computed += len(new) - 1
             self.waiting.charge(sequence, SAMPLED_WEIGHT * (len(new) - 1))
-            self._computed(sequence, since=share.start)
+            self._computed(sequence, since=since)
             self._finish_full(sequence)
 
     def _computed(self, sequence: Sequence, *, since: int) -> None:

@@ -187,6 +187,17 @@ def test_a_prefix_is_found_where_a_window_still_sees_it():
     assert again.num_cached == 16
 
 
+def test_a_block_that_a_window_left_behind_gets_no_name_from_later_drafts():
+    engine = Engine(windows=(1,), keep_idle=False, block_size=2)
+    scheduler, pool = engine.scheduler, engine.scheduler.pool
+    sequence = engine.add(5, 9)
+    scheduler.commit(scheduler.schedule(0.0), [[7]])
+    sequence.drafts = (8, 9)
+    scheduler.commit(scheduler.schedule(0.0), [[8, 9, 10]])
+    assert sequence.num_computed == 8
+    assert not any(pool.name_of(block) for block in range(pool.num_blocks) if not pool.users(block))
+
+
 def test_a_prompt_beside_others_takes_the_blocks_of_a_worse_one():
     engine = Engine(num_blocks=22, windows=(8, None), tokens_per_step=8)
     better, worse = engine.add(40, 1, token=3), engine.add(4, 30, token=2, priority=1)
