@@ -16,7 +16,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
-from math import inf
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
@@ -65,8 +64,7 @@ class RopeScaling:
     def __post_init__(self) -> None:
         """Check the fields; raise ConfigError for a number out of range, a missing field or another rule's
         field."""
-        if self.factor < 1:
-            raise ConfigError("rope_scaling.factor must be at least 1", got=self.factor)
+        self._check_ranges()
         needed, optional = _FIELDS[self.rope_type]
         for name in needed:
             if getattr(self, name) is None:
@@ -76,18 +74,23 @@ class RopeScaling:
                 raise ConfigError(
                     f"rope_scaling.{name} has no meaning for {self.rope_type}", got=getattr(self, name)
                 )
-        self._check_positive()
         low, high = self.low_freq_factor, self.high_freq_factor
         if low is not None and high is not None and high <= low:
             raise ConfigError("rope_scaling.high_freq_factor must exceed low_freq_factor", got=(low, high))
 
-    def _check_positive(self) -> None:
-        if self.alpha is not None and not 0 < self.alpha < inf:
-            raise ConfigError("rope_scaling.alpha must be positive", got=self.alpha)
-        for name in ("short_factor", "long_factor"):
+    def _check_ranges(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= _MAX:
+                raise ConfigError(
+                    f"rope_scaling.{name} must be at least {least:g}, and at most {_MAX:,}", got=value
+                )
+        for name in _DIVISORS:
             for divisor in getattr(self, name) or ():
-                if not 0 < divisor < inf:
-                    raise ConfigError(f"rope_scaling.{name} must have positive numbers", got=divisor)
+                if not _MIN <= divisor <= _MAX:
+                    raise ConfigError(
+                        f"rope_scaling.{name} must have positive numbers, at most {_MAX:,}", got=divisor
+                    )
 
 
 _YARN = (
@@ -107,6 +110,16 @@ _FIELDS: dict[RopeType, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
+_MIN, _MAX = 1e-12, 10**12
+"""Bounds far beyond all models: with them angles are finite in float32."""
+_LEAST: dict[str, float] = {
+    "factor": 1,
+    "alpha": _MIN,
+    "low_freq_factor": _MIN,
+    _ORIGINAL: 2,  # rules divide by its logarithm
+    **dict.fromkeys(("high_freq_factor", *_YARN), 0),
+}
+"""Field -> its lower bound."""
 _UNUSED = {"ntk_alpha": frozenset({"beta_fast", "beta_slow", "mscale", "mscale_all_dim"})}
 """Fields of other rules that published folders have, and transformers does not read."""
 _THETA = 10_000.0

@@ -1,15 +1,23 @@
 """What is read from the `config.json` of a model that comes from anyone, and what is refused."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import product
+from typing import get_args
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.examples import examples
 
 from penstock.checkpoint.hf_folder import read_config
 from penstock.core.errors import ConfigError, ModelError
 from penstock.models.decoder.config import DecoderConfig
 from penstock.models.families import supported_families
 from penstock.models.family.config_json import config_json, config_of
+from penstock.nn.rope import query_scales, rope_tables
+from penstock.nn.rope_scaling import RopeScaling, RopeType
 
 SIZES = {
     "vocab_size": 61,
@@ -144,6 +152,78 @@ def test_a_config_json_without_a_size_is_refused():
         config_of({"model_type": "llama", **raw})
 
 
+@pytest.mark.parametrize("model_type", ["exaone4", "granitemoehybrid", "olmo3", "smollm3"])
+def test_a_config_json_without_layers_is_refused_where_a_family_counts_them(model_type):
+    raw = {name: value for name, value in SIZES.items() if name != "num_hidden_layers"}
+    with pytest.raises(ModelError, match=r"config\.json lacks num_hidden_layers"):
+        config_of({"model_type": model_type, **raw})
+
+
+ROPE_FIELDS = [field.name for field in fields(RopeScaling) if field.name != "rope_type"]
+NUMBERS = [-1, 0, 0.5, 1, 2, 7.5, 10**30, 1e300, float("inf"), float("nan"), [0.5] * 4, [10**30] * 4, [1.0]]
+
+
+@given(
+    family=st.sampled_from(["llama", "hunyuan_v1_dense", "ministral3", "phi3"]),
+    kind=st.sampled_from([*get_args(RopeType), "dynamic"]),
+    theta=st.sampled_from([0.5, 1, 10_000.0]),
+    head_dim=st.sampled_from([2, 8]),
+    rule=st.fixed_dictionaries({}, optional={name: st.sampled_from(NUMBERS) for name in ROPE_FIELDS}),
+)
+@examples(900)
+def test_a_rotary_embedding_is_refused_in_words_or_has_finite_angles(family, kind, theta, head_dim, rule):
+    usual = {"factor": 2.0, **({"original_max_position_embeddings": 8} if kind != "dynamic" else {})}
+    if kind == "longrope":
+        usual |= {"short_factor": [1.0] * (head_dim // 2), "long_factor": [2.0] * (head_dim // 2)}
+    elif kind == "llama3":
+        usual |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    elif family == "ministral3":
+        usual |= {"llama_4_scaling_beta": 0.1}
+    given_rule = {**usual, **rule, "rope_type": kind, "rope_theta": theta}
+    try:
+        config = config_of({"model_type": family, **SIZES, "head_dim": head_dim, "rope_scaling": given_rule})
+    except ModelError:
+        return
+    positions = torch.arange(20)[None]
+    for one, longest in product(config.layer_rope, (8, 64)):
+        tables = rope_tables(
+            positions,
+            head_dim=head_dim,
+            rule=one,
+            max_positions=config.max_position_embeddings,
+            longest_text=longest,
+            dtype=torch.float32,
+        )
+        assert all(table.isfinite().all() for table in tables), config.rope_scaling
+    if family == "ministral3":
+        assert query_scales(positions, config.rope_scaling, torch.float32).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (
+            {"rope_type": "dynamic", "factor": 10**30},
+            "factor must be at least 1, and at most 1,000,000,000,000",
+        ),
+        ({"rope_type": "dynamic", "factor": 2.0, "head_dim": 2}, "dynamic needs more than 2 rotated dim"),
+        ({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1}, "yarn needs a rope_theta above 1"),
+        (
+            {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 1},
+            "original_max_position_embeddings must be at least 2",
+        ),
+        (
+            {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 0, "high_freq_factor": 4.0},
+            "low_freq_factor must be at least 1e-12",
+        ),
+    ],
+)
+def test_a_rotary_embedding_out_of_range_is_named(rule, message):
+    head_dim = rule.pop("head_dim", 8)
+    with pytest.raises(ModelError, match=message):
+        config_of({**LLAMA, "head_dim": head_dim, "rope_scaling": rule})
+
+
 def test_a_refused_config_json_is_named_with_its_folder(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "pixtral", **SIZES}))
@@ -185,6 +265,8 @@ def test_a_wrapped_gemma_3_leaves_out_the_sizes_of_its_class():
     [
         ({"rope_parameters": {"rope_theta": 1e6}}, "a rule for full_attention and one for sliding_attention"),
         ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a positive number"),
+        ({"query_pre_attn_scalar": 10**400}, "query_pre_attn_scalar must be a positive number"),
+        ({"layer_types": []}, "layer_types must name full_attention or sliding_attention for each"),
         ({"sliding_window_pattern": 0.5}, "sliding_window_pattern must be a number of layers"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
         ({"hidden_activation": "gelu"}, "hidden_activation must be gelu_pytorch_tanh"),
@@ -220,6 +302,10 @@ def test_windows_of_exaone_4_in_letters_and_numbers():
 def test_olmo_3_has_one_base_for_all_layers():
     olmo = {"model_type": "olmo3", **SIZES, "num_hidden_layers": 4, "head_dim": 8}
     yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+    with pytest.raises(
+        ModelError, match="layer_types must name full_attention or sliding_attention for each"
+    ):
+        config_of({**olmo, "layer_types": 5})
     config = config_of({**olmo, "rope_scaling": yarn, "rope_theta": 500_000})
     assert [rule.scaling is not None for rule in config.layer_rope] == [False, False, False, True]
     assert config_of(config_json(config)) == config

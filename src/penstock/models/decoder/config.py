@@ -166,18 +166,29 @@ class DecoderConfig:
                     fix="Set model_type to ministral3, or leave it out.",
                 )
             assert self.scaled_layers is None, "all layers have one rule"
-        scaling, frequencies = self.rope_scaling, self.rotated_dims // 2
+        if self.scaled_layers is not None and self.rope_scaling is None:
+            raise ConfigError(
+                "scaled_layers needs rope_scaling", got=self.scaled_layers, fix="Set rope_scaling."
+            )
+        if self.rope_scaling is not None:
+            self._check_frequencies(self.rope_scaling)
+
+    def _check_frequencies(self, scaling: RopeScaling) -> None:
+        frequencies = self.rotated_dims // 2
+        if scaling.rope_type in ("dynamic", "ntk_alpha") and frequencies == 1:
+            raise ConfigError(
+                f"rope_scaling of {scaling.rope_type} needs more than 2 rotated dimensions", got=2
+            )
+        for rule in self.layer_rope:
+            if rule.scaling is not None and rule.scaling.rope_type == "yarn" and rule.theta <= 1:
+                raise ConfigError("rope_scaling of yarn needs a rope_theta above 1", got=rule.theta)
         for name in ("short_factor", "long_factor"):
-            divisors = None if scaling is None else getattr(scaling, name)
+            divisors = getattr(scaling, name)
             if divisors is not None and len(divisors) != frequencies:
                 raise ConfigError(
                     f"rope_scaling.{name} must have a number for each of the {frequencies} frequencies",
                     got=f"{len(divisors)} numbers",
                 )
-        if self.scaled_layers is not None and self.rope_scaling is None:
-            raise ConfigError(
-                "scaled_layers needs rope_scaling", got=self.scaled_layers, fix="Set rope_scaling."
-            )
 
     def _check_first_layers(self) -> None:
         if not 0 <= self.max_window_layers <= self.num_hidden_layers:

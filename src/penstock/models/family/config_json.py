@@ -8,7 +8,7 @@ from typing import Any, get_args
 from penstock.core.errors import ConfigError, ModelError
 from penstock.models.decoder.config import DecoderConfig, check_ceilings
 from penstock.models.families import FAMILY, supported_families
-from penstock.models.family.base import IGNORED_KEYS, NEUTRAL, Family
+from penstock.models.family.base import IGNORED_KEYS, NEUTRAL, SIZES, Family
 from penstock.models.family.refused import missing_parts
 from penstock.nn.rope_scaling import ROPE_KEYS, read_rope, write_rope
 
@@ -65,8 +65,10 @@ def config_of(raw: Mapping[str, Any], *, ignored_keys: Collection[str] = ()) -> 
     try:
         _check_kinds(values)
         check_ceilings(values)
+        _check_has(values, {"num_hidden_layers"})  # families count their layers as they read
         values |= family.read({**raw, "rope_theta": rope.theta})
         _check_kinds(values)
+        _check_has(values, SIZES)
         return DecoderConfig(**values)
     except (ConfigError, TypeError) as error:
         raise ModelError(f"config.json describes no model that can be built: {error}") from error
@@ -162,6 +164,14 @@ def config_json(config: DecoderConfig) -> dict[str, Any]:  # Any: JSON
     if "attention_multiplier" in values:
         values["attention_multiplier"] = config.attention_scale
     return {**values, **config.family.write(config)}
+
+
+def _check_has(values: Mapping[str, Any], sizes: Collection[str]) -> None:  # Any: JSON
+    """Raise for sizes that are missing."""
+    if missing := sorted(set(sizes) - values.keys()):
+        raise ModelError(
+            f"config.json lacks {', '.join(missing)}", fix="Take it from where the weights came from."
+        )
 
 
 def _check_kinds(values: Mapping[str, Any]) -> None:  # Any: JSON

@@ -3,16 +3,18 @@
 Sizes from 4B also read images; their folders have this model under `text_config`.
 """
 
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from penstock.core.checks import is_number
 from penstock.core.errors import ConfigError
 from penstock.models.family.base import Raw
 from penstock.models.family.gemma import FAMILY as GEMMA
 from penstock.models.family.gemma import GELU
 from penstock.models.family.rope_by_kind import check_rules, read_rules, rule_of_kind, write_rules
 from penstock.models.family.tensors import TensorLayout
-from penstock.models.family.windows import FULL, SLIDING, read_layer_types, write_layer_types
+from penstock.models.family.windows import FULL, SLIDING, checked_kinds, read_layer_types, write_layer_types
 
 if TYPE_CHECKING:
     from penstock.models.decoder.config import DecoderConfig
@@ -25,9 +27,10 @@ def _read(raw: Raw) -> Raw:
     layers, every = raw["num_hidden_layers"], raw.get("sliding_window_pattern") or _PATTERN
     if not isinstance(every, int) or every < 1:
         raise ConfigError("sliding_window_pattern must be a number of layers, at least 1", got=every)
-    kinds = raw["layer_types"] or [SLIDING if (i + 1) % every else FULL for i in range(layers)]
+    usual = [SLIDING if (i + 1) % every else FULL for i in range(layers)]
+    kinds = usual if raw["layer_types"] is None else checked_kinds(raw["layer_types"], layers)
     scalar = raw["query_pre_attn_scalar"]
-    if not isinstance(scalar, int | float) or scalar <= 0:
+    if not is_number(scalar) or not 0 < scalar <= sys.float_info.max:
         raise ConfigError("query_pre_attn_scalar must be a positive number", got=scalar)
     return {
         **read_layer_types({**raw, "layer_types": kinds}, default=(FULL,)),

@@ -7,7 +7,7 @@ from penstock.core.errors import ModelError
 from penstock.models.family.base import Raw
 from penstock.models.family.olmo2 import FAMILY as OLMO_2
 from penstock.models.family.rope_by_kind import check_rules, read_rules, rule_of_kind, write_rules
-from penstock.models.family.windows import FULL, SLIDING, read_layer_types, write_layer_types
+from penstock.models.family.windows import FULL, SLIDING, checked_kinds, read_layer_types, write_layer_types
 
 if TYPE_CHECKING:
     from penstock.models.decoder.config import DecoderConfig
@@ -17,9 +17,9 @@ _BASES = {FULL: ("rope_theta", 500_000.0), SLIDING: ("", 500_000.0)}
 
 
 def _read(raw: Raw) -> Raw:
-    kinds = raw["layer_types"] or [
-        (SLIDING, SLIDING, SLIDING, FULL)[i % 4] for i in range(raw["num_hidden_layers"])
-    ]
+    layers = raw["num_hidden_layers"]
+    usual = [(SLIDING, SLIDING, SLIDING, FULL)[i % 4] for i in range(layers)]
+    kinds = usual if raw["layer_types"] is None else checked_kinds(raw["layer_types"], layers)
     found = read_rules(raw, kinds, bases=_BASES)
     if found["layer_rope_theta"] is not None:
         raise ModelError(
