@@ -61,7 +61,7 @@ def block_bytes(
     inputs = 2 * c * h if tensor == 1 else 0  # of products: outputs of norms, or the residual stream
     if model.family.qk_norm:
         heads = model.num_attention_heads + k // model.size_of_head
-        norms += normed * (q + k) + _FLOAT32 * (heads if model.family.qk_norm == "head" else 2 * tensor)
+        norms += normed * (q + k) + _FLOAT32 * (2 * tensor if model.family.qk_norm == "whole" else heads)
     spared = (c - 1) * h + c * f if has_codes else 0
     gathered = 0 if tensor == 1 else 2 * c * h  # inputs of products hold the tokens of the whole group
     spread = 0 if context == 1 else _spread(model, c, context=context, rule=rule)

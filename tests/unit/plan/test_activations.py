@@ -35,10 +35,17 @@ def alive_after_forward(model_type, mode, dtype, *, blocks):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("mode", ["keep", "operators", "full"])
-@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "hunyuan_v1_dense"])
 def test_a_block_keeps_what_the_plan_says(model_type, mode, dtype):
     """Within 1%: what three blocks keep beyond one, so that what a model keeps once is not in it."""
     found = [alive_after_forward(model_type, mode, dtype, blocks=blocks) for blocks in (1, 3)]
     shape = DecoderConfig(**SIZES, model_type=model_type, num_hidden_layers=3)
     planned = block_bytes(shape, tokens=ROWS * LENGTH, compute_bytes=dtype.itemsize)[mode]
     assert (found[1] - found[0]) / 2 == pytest.approx(planned, rel=0.01)
+
+
+def test_norms_of_each_head_are_counted_alike_before_and_after_rotation():
+    before, after = (
+        DecoderConfig(**SIZES, num_hidden_layers=1, model_type=name) for name in ("qwen3", "hunyuan_v1_dense")
+    )
+    assert block_bytes(after, tokens=8, compute_bytes=4) == block_bytes(before, tokens=8, compute_bytes=4)
