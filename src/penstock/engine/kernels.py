@@ -69,6 +69,7 @@ def operations_of(
         device=device,
     )
     outputs, inputs = model.linear_shapes["up"]
+    merged = 2 * outputs if model.family.has_gate else outputs
     return [
         *page_operations(
             sizes,
@@ -79,5 +80,5 @@ def operations_of(
             context=context,
             window=max(windows, key=windows.count),
         ),
-        *product_operations(config.weights, outputs=2 * outputs, inputs=inputs, dtype=dtype, device=device),
+        *product_operations(config.weights, outputs=merged, inputs=inputs, dtype=dtype, device=device),
     ]

@@ -5,7 +5,7 @@ resume. Here each number is hashed: the key of a token (`token_keys`) with the k
 the number of the input. A word of 64 bits decides on four inputs, each by 16 bits, so rates are multiples of
 1 / 65536. The backward pass makes the mask again, so that none is kept.
 
-Keys reach the layers with the rotary tables, as a third tensor that `with_token_keys` takes off: a pass
+Keys reach the layers with the rotary tables, as the last tensor, which `with_token_keys` takes off: a pass
 without keys (validation, answers) drops nothing.
 """
 
