@@ -10,12 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _PART = re.compile(
-    r"\\(?:[pP]\{[^}]*\}|x[\da-fA-F]{2}|u[\da-fA-F]{4}|k<\w+>|c[A-Za-z]|\d+|.)"
-    r"|\[\^?\]?(?:\\.|[^\]\\])*\]"
-    r"|\((?:\?(?:<?[=!]|>|P?<\w+>|P=\w+|[a-zA-Z-]*:?))?"
-    r"|\{\d*,?\d*\}|.",
+    r"\\(?:[pP]\{[^}]*+(?:\}|\Z)|x[\da-fA-F]{2}|u[\da-fA-F]{4}|k<\w++>|c[A-Za-z]|\d++|.)"
+    r"|\[\^?\]?(?:\\.|[^\]\\])*+(?:\]|\\?\Z)"
+    r"|\((?:\?(?:<?[=!]|>|P?<\w++>|P=\w++|[a-zA-Z-]*+:?))?"
+    r"|\{\d*+,?+\d*+\}|.",
     re.DOTALL,
 )
+"""Linear: what is not closed ends with the pattern."""
+_MAX_NEEDED = 16
+"""Patterns that are made of look-aheads: the library combines them all."""
+_MAX_COMPLEMENT = 32
+"""Atoms of a negative look-ahead: the length of its complement grows with their square."""
 _ASSERTIONS = frozenset(("(?=", "(?!", "(?<=", "(?<!"))
 _BOUNDARIES = frozenset((r"\b", r"\B"))
 _BACK_REFERENCE = re.compile(r"\\[1-9]|\\k|\(\?P=")
@@ -61,6 +66,8 @@ def without_look_around(pattern: str) -> Patterns:
                 is_exact &= None not in others
                 needed += [one for one in others if one is not None]
             begin = ends[begin] + 1
+        is_exact &= len(needed) <= _MAX_NEEDED
+        del needed[_MAX_NEEDED:]
     rest = parts[begin:]
     relaxed = _relaxed(rest)
     if relaxed is None:
@@ -128,11 +135,16 @@ def _complement(parts: list[str]) -> str | None:
     body = body[:-1] if is_whole else body
     if body[:2] == [".", "*"] and len(body) == 3 and not is_whole:
         others = _others(body[2])
-        return rf"^{others[:-1]}\n]*(?:\n|$)" if others and others.startswith("[^") else None
+        if others is None or not others.startswith("[^"):
+            return None
+        begin = r"\]" if others[2] == "]" else others[2]
+        return rf"^[^\n{begin}{others[3:]}*(?:\n|$)"
     repeated = None
     if is_whole and body[-1:] in (["*"], ["+"]) and len(body) > 1:
         repeated = body[-2]
         body = [*body[:-2], *([repeated] if body[-1] == "+" else [])]
+    if len(body) > _MAX_COMPLEMENT:
+        return None
     excluded = [_others(one) for one in body]
     after = None if repeated is None else _others(repeated)
     if None in excluded or (repeated is not None and after is None) or not (body or repeated):
@@ -149,8 +161,10 @@ def _others(atom: str) -> str | None:
     """Return the class of the characters that one atom does not match; None: it is no character."""
     if atom in _SHORTHAND:
         return _SHORTHAND[atom]
+    if atom.startswith("[^"):
+        return (r"[\^" if atom[2] == "^" else f"[{atom[2]}") + atom[3:]
     if atom.startswith("["):
-        return f"[{atom[2:]}" if atom.startswith("[^") else f"[^{atom[1:]}"
+        return f"[^{atom[1:]}"
     if atom.startswith("\\"):
         is_class = re.match(r"\\[pPcAzZbBkG\d]", atom)
         return None if is_class else f"[^{atom}]"

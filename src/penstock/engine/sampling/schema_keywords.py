@@ -14,6 +14,7 @@ from typing import Any, cast
 from urllib.parse import unquote
 
 from penstock.core.errors import UsageError
+from penstock.engine.sampling.conjunctions import MAX_PATTERNS, combines_too_many
 from penstock.engine.sampling.patterns import without_look_around
 
 Schema = Any
@@ -71,6 +72,10 @@ _EVALUATE = (
     "contains",
 )
 """Keywords that may evaluate parts of a value, which `unevaluated...` then allows."""
+_MAX_TARGETS = 64
+"""References into keywords that are rewritten; the library refuses the others."""
+_MAX_ONE_OF = 256
+"""Alternatives of which each is compared with each."""
 _MAX_DEPENDENT = 3
 """Keys of `dependentRequired` that are enforced: each doubles the alternatives of its object."""
 
@@ -92,7 +97,8 @@ def enforceable(schema: Mapping[str, Any], *, strict: bool, at: str = "#") -> En
         at: key of a request that has this schema, for messages.
 
     Raises:
-        UsageError: the schema is nested too deeply, or `strict` and a keyword cannot be enforced.
+        UsageError: the schema is nested too deeply, a text has too many patterns, or `strict` and a keyword
+            cannot be enforced.
 
     >>> enforceable({"type": "array", "contains": {"const": 1}, "uniqueItems": False}, strict=False)
     Enforceable(schema={'type': 'array'}, not_enforced=('contains at #',))
@@ -104,6 +110,11 @@ def enforceable(schema: Mapping[str, Any], *, strict: bool, at: str = "#") -> En
         found = _walked(_with_targets(dict(schema)), "#", missed, partial(_resolved, root=schema))
     except RecursionError:
         raise UsageError("A schema is nested too deeply", fix="Flatten it.") from None
+    if combines_too_many(found, partial(_at, found)):
+        raise UsageError(
+            f"{at}: a value must match too many schemas at once",
+            fix=f"Use at most {MAX_PATTERNS} patterns for one text.",
+        )
     not_enforced = tuple(f"{keyword} at {place(at, pointer)}" for keyword, pointer in missed)
     if strict and missed:
         raise UsageError(
@@ -138,7 +149,8 @@ def _with_targets(schema: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(definitions, dict):
         return schema
     names: dict[str, str] = {}
-    for pointer in sorted({one for one in _references(schema) if not _REWRITTEN.isdisjoint(one.split("/"))}):
+    pointers = {one for one in _references(schema) if not _REWRITTEN.isdisjoint(one.split("/"))}
+    for pointer in sorted(pointers)[:_MAX_TARGETS]:
         with suppress(LookupError, ValueError, TypeError):
             target = _at(schema, pointer)
             names[pointer] = next(name for n in count() if (name := f"of-{n}") not in definitions)
@@ -186,26 +198,33 @@ def _at(schema: Schema, pointer: str) -> Schema:
 
 
 def _resolved(schema: Schema, *, root: Mapping[str, Any]) -> Schema:
-    """Return a schema with the keywords of what it refers to, which its values match too."""
+    """Return a schema with the keywords of what it refers to, which its values match too.
+
+    What another value of a keyword replaces stays in `allOf`.
+    """
+    replaced: list[Schema] = []
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, dict):
             return schema
         rest, parts = dict(schema), []
         if isinstance(pointer := rest.get("$ref"), str) and pointer.startswith("#/"):
-            del rest["$ref"]
             with suppress(LookupError, ValueError, TypeError):
                 parts.append(_at(root, pointer))
+                del rest["$ref"]
         if isinstance(all_of := rest.get("allOf"), list) and len(all_of) == 1:
             del rest["allOf"]
             parts += all_of
         if not parts:
-            return schema
+            break
         schema = rest
         for part in parts:
             if part is False:
                 return False
-            schema = {**(part if isinstance(part, dict) else {}), **schema}
-    return schema
+            of_part = part if isinstance(part, dict) else {}
+            if any(schema[key] != of_part[key] for key in (schema.keys() & of_part) - _ANNOTATIONS):
+                replaced.append(part)
+            schema = {**of_part, **schema}
+    return {**schema, "allOf": [*schema.get("allOf", []), *replaced]} if replaced else schema
 
 
 def _walked(schema: Schema, path: str, missed: list[tuple[str, str]], resolve: Resolve) -> Schema:
@@ -391,7 +410,7 @@ def _format(found: dict[str, Any], value: Schema) -> bool:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and value >= 0
+    return type(value) is int and value >= 0
 
 
 def _pattern(found: dict[str, Any], value: Schema) -> bool:
@@ -448,6 +467,13 @@ def _closes(other: str) -> Rewrite:
 def _excludes(alternatives: list[Schema], resolve: Resolve) -> bool:
     """Return whether no value matches two alternatives, as far as types and constants tell."""
     whole = [resolve(one) for one in alternatives]
+    lists = [_constants(one) if isinstance(one, dict) else None for one in whole]
+    constants = [value for values in lists if values is not None for value in values]
+    with suppress(TypeError):  # some are lists or objects
+        if None not in lists and len(set(constants)) == len(constants):
+            return True
+    if len(alternatives) > _MAX_ONE_OF:
+        return False
     pairs = ((a, b) for i, a in enumerate(whole) for b in whole[:i])
     return all(_differ(a, b, resolve) for a, b in pairs)
 

@@ -279,3 +279,27 @@ def matches(grammar, text):
     tokens = TOKENIZER.encode(text)
     matcher = GRAMMARS.matcher(grammar)
     return all(matcher.allowed(tokens[:n])[token] for n, token in enumerate([*tokens, END]))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"$ref": "#/$defs/A", "pattern": "^b"},
+        {"allOf": [{"pattern": "c$"}], "pattern": "^b"},
+        {"$ref": "#/nothing", "allOf": [{"maxLength": 3}]},
+        {"minLength": True},
+    ],
+)
+def test_names_of_properties_with_two_rules_are_not_enforced_by_one_of_them(names):
+    schema = {"type": "object", "propertyNames": names, "$defs": {"A": {"pattern": "c$"}}}
+    assert enforceable(schema, strict=False).not_enforced == ("propertyNames at #",)
+
+
+def test_the_work_for_a_schema_grows_with_its_length():
+    constants = [{"const": i} for i in range(3000)]
+    assert enforceable({"oneOf": constants}, strict=True)
+    kinds = [{"type": "object", "required": ["a"], "properties": {"a": one}} for one in constants]
+    assert enforceable({"oneOf": kinds}, strict=False).not_enforced == ("oneOf at #",)
+    references = [{"$ref": f"#/not/anyOf/{i}"} for i in range(3000)]
+    found = enforceable({"not": {"anyOf": constants}, "anyOf": references}, strict=False)
+    assert len(found.schema["$defs"]) == 64
