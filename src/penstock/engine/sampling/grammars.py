@@ -36,6 +36,10 @@ hundred rules overflows 8 MiB and ends the process. Only touched pages take memo
 _COMPILE_S = 20.0
 """Time limit of a compilation; its thread cannot be stopped, but the grammar is remembered as refused."""
 
+_MAX_GIVEN_UP = 2
+"""Compilations that were given up and still run. No other begins meanwhile: each takes a core, and tens of
+megabytes a second."""
+
 _COMPILE_FUEL = 100_000
 _STEP_FUEL = 50_000
 """Limits in llguidance's units: the worst grammars found took 0.2 s to compile, tens of ms a step."""
@@ -93,6 +97,7 @@ class GrammarCompiler:
         self._held: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._compiling = threading.Lock()
+        self._given_up: list[threading.Thread] = []
 
     def check(self, request: Request) -> None:
         """Raise for a grammar that cannot be used; compiles it unless it is cached.
@@ -139,10 +144,25 @@ class GrammarCompiler:
         found = self._kept(grammar)
         if found is None:
             with self._compiling:  # one at a time: compilations are short, and the cores have other work
-                found = self._kept(grammar) or _on_deep_stack(lambda: self._compile(grammar))
-                self._keep(grammar, found)
+                found = self._kept(grammar)
+                if found is None:
+                    found = self._compiled_within_limits(grammar)
+                    self._keep(grammar, found)
         if isinstance(found, UsageError):
             raise found.with_traceback(None)
+        return found
+
+    def _compiled_within_limits(self, grammar: str) -> "LLMatcher | UsageError":
+        self._given_up = [thread for thread in self._given_up if thread.is_alive()]
+        if len(self._given_up) >= _MAX_GIVEN_UP:
+            raise UsageError(
+                "No new grammar can be compiled while others take too long",
+                got=f"{len(self._given_up)} above {_COMPILE_S:.0f} s",
+                fix="Ask again later, or use a grammar that was used before.",
+            )
+        found, thread = _on_deep_stack(lambda: self._compile(grammar))
+        if thread.is_alive():
+            self._given_up.append(thread)
         return found
 
     def _kept(self, grammar: str) -> "LLMatcher | UsageError | None":
@@ -259,8 +279,8 @@ _WRAPPED = re.compile(r"/anyOf/\d+/properties/arguments(?=/)")
 """Where the schema of a function's arguments is in that of all calls."""
 
 
-def _on_deep_stack(compile_: Callable[[], "LLMatcher"]) -> "LLMatcher | UsageError":
-    """Compile in a thread with a large stack; return the result or its UsageError."""
+def _on_deep_stack(compile_: Callable[[], "LLMatcher"]) -> "tuple[LLMatcher | UsageError, threading.Thread]":
+    """Compile in a thread with a large stack; return the result or its UsageError, and the thread."""
     done: Future[LLMatcher | UsageError] = Future()
 
     def run() -> None:
@@ -280,6 +300,7 @@ def _on_deep_stack(compile_: Callable[[], "LLMatcher"]) -> "LLMatcher | UsageErr
     try:
         found = done.result(timeout=_COMPILE_S)
     except TimeoutError:
-        return UsageError(f"The grammar takes more than {_COMPILE_S:.0f} s to compile", fix="Simplify it.")
+        late = UsageError(f"The grammar takes more than {_COMPILE_S:.0f} s to compile", fix="Simplify it.")
+        return late, thread
     thread.join()
-    return found
+    return found, thread

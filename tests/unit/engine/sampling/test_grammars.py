@@ -234,6 +234,26 @@ def test_a_compilation_without_end_is_given_up(monkeypatch):
     assert len(waits) == 1
 
 
+def test_nothing_is_compiled_beside_two_compilations_that_were_given_up(monkeypatch):
+    grammars = GrammarCompiler(TOKENIZER, vocab_size=VOCAB, end_ids={END})
+    compiled(grammars, regex("known"))
+    inner, going = grammars._compile, threading.Event()
+    with monkeypatch.context() as patched:
+        patched.setattr(grammars_module, "_COMPILE_S", 0.01)
+        patched.setattr(grammars, "_compile", lambda _: going.wait())
+        for name in "ab":
+            with pytest.raises(UsageError, match="more than 0 s to compile"):
+                compiled(grammars, regex(name))
+    with pytest.raises(UsageError, match="while others take too long"):
+        compiled(grammars, regex("c"))
+    compiled(grammars, regex("known"))
+    going.set()
+    for thread in grammars._given_up:
+        thread.join()
+    compiled(grammars, regex("c"))  # was not remembered as refused
+    assert grammars._compile == inner
+
+
 def test_the_least_recently_used_grammar_goes_first():
     grammars, texts = GrammarCompiler(TOKENIZER, vocab_size=VOCAB, end_ids={END}), []
     inner = grammars._compile
