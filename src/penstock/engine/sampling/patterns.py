@@ -128,7 +128,7 @@ def _complement(parts: list[str]) -> str | None:
     r"""Return a pattern of the texts that do not begin with a match; None: it has no simple one.
 
     >>> _complement(["a", "b"]), _complement([".", "*", "a"])
-    ('^(?:(?:[^a]|$)|a(?:[^b]|$))', '^[^a\\n]*(?:\\n|$)')
+    ('^(?:(?:[^a]|$)|a(?:[^b]|$))', '^[^\\na]*(?:\\n|$)')
     """
     body = parts[1:] if parts[:1] == ["^"] else parts
     is_whole = body[-1:] == ["$"]
