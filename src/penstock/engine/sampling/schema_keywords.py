@@ -370,7 +370,7 @@ def _names(found: dict[str, Any], value: Schema) -> bool:
         found["properties"] = {name: known.get(name, others) for name in allowed} | {
             name: False for name in known if name not in allowed
         }
-    elif isinstance(names.get("pattern"), str) and len(names) == 1 and not _names_properties(found):
+    elif _is_plain(names.get("pattern")) and len(names) == 1 and not _names_properties(found):
         found["patternProperties"] = {names["pattern"]: others}
     else:
         return False
@@ -426,13 +426,16 @@ def _pattern(found: dict[str, Any], value: Schema) -> bool:
 
 def _pattern_properties(found: dict[str, Any], value: Schema) -> bool:
     """Leave out patterns that need look-around, and what holds for names that match none."""
-    if isinstance(value, dict):
-        is_whole = all(without_look_around(name).all_of == (name,) for name in value)
-        if not is_whole:
-            found.pop("additionalProperties", None)
-            return False
+    if isinstance(value, dict) and not all(map(_is_plain, value)):
+        found.pop("additionalProperties", None)
+        return False
     found["patternProperties"] = value
     return True
+
+
+def _is_plain(pattern: object) -> bool:
+    """Return whether a pattern needs no look-around."""
+    return isinstance(pattern, str) and without_look_around(pattern).all_of == (pattern,)
 
 
 def _names_properties(found: Mapping[str, Any]) -> bool:

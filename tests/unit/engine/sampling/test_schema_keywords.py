@@ -288,9 +288,10 @@ def matches(grammar, text):
         {"allOf": [{"pattern": "c$"}], "pattern": "^b"},
         {"$ref": "#/nothing", "allOf": [{"maxLength": 3}]},
         {"minLength": True},
+        {"pattern": "^(?=a)b"},
     ],
 )
-def test_names_of_properties_with_two_rules_are_not_enforced_by_one_of_them(names):
+def test_a_rule_of_names_that_is_not_enforced_whole_is_named(names):
     schema = {"type": "object", "propertyNames": names, "$defs": {"A": {"pattern": "c$"}}}
     assert enforceable(schema, strict=False).not_enforced == ("propertyNames at #",)
 
