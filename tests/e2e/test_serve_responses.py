@@ -229,7 +229,7 @@ def test_hints_and_nulls_change_nothing(client):
         (
             {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}, "strict": True}}},
             "text",
-            "not at #",
+            r"not at text\.format\.schema",
         ),
     ],
 )

@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import shlex
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -244,21 +245,19 @@ def _say_finished(recipe: TrainConfig, state: TrainState) -> None:
     if state.early_stop is not None and state.early_stop.is_over:
         _say_early_stop(recipe, state.early_stop, step)
         return
-    use = (
-        "generate text: penstock generate {path:shell} --prompt TEXT"
-        if recipe.tune is None
-        else "talk to it: penstock chat {path:shell}"
-    )
+    quoted = shlex.quote(str(folder))
+    use = f"penstock generate {quoted} --prompt TEXT" if recipe.tune is None else f"penstock chat {quoted}"
     logger.info(
         Event(
             "finished",
             "Finished: {steps:,} steps are done. Raise {key} to continue. What to do next:\n"
             "  draw its curves as a page: penstock report {path:shell}\n"
-            f"  {use}\n"
+            "  ask the model: {use}\n"
             "  convert it to a Hugging Face folder: penstock export {path:shell} --out FOLDER",
             steps=step,
             key=recipe.run.length_key,
             path=folder,
+            use=use,
         )
     )
 

@@ -1,7 +1,7 @@
 """The specification of a launched run: what it reads, and what it refuses."""
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.core.errors import UsageError
@@ -232,6 +232,7 @@ def test_a_name_that_ends_like_a_secret_is_one_in_every_spelling(owners, end, st
     st.integers(0, 10**9),
 )
 def test_a_count_of_tokens_or_passes_is_no_secret(count, owners, end, style, value):
+    assume(style != "camel" or count != "n" or not owners)  # NS3Pass: one word, as in HTTPPass
     check_no_secret({spell([count, *owners, end], style): str(value)}, where="--env")
 
 
