@@ -1,5 +1,6 @@
 """Ranks of one machine exchange numbers through memory: sums in one order, and no wait for who is gone."""
 
+import mmap
 import os
 from functools import partial
 
@@ -112,6 +113,28 @@ def meet_and_leave(world, *, meeting, how):
 def test_a_rank_that_waits_in_vain_is_told_why(how, said, tmp_path):
     found = on_ranks(partial(meet_and_leave, meeting=tmp_path / "meeting", how=how), ranks=2)
     assert found[0] == [said, said]
+
+
+def meet_and_close(world, *, memory, boards):
+    """Sum once on each of many boards, and close it at once; return how many sums were right."""
+    rank, right = world.ranks.rank, 0
+    for board in range(boards):
+        lines = torch.frombuffer(memory, dtype=torch.int32, offset=320 * board, count=48).view(3, 16)
+        slots = torch.frombuffer(memory, dtype=torch.uint8, offset=320 * board + 192, count=128).view(2, 2, 32)
+        own = torch.classes.penstock.Board(lines, slots, rank, -1, 100.0)
+        total = torch.full((4,), float(board + rank))
+        own.sum(total)
+        own.end()
+        right += total.tolist() == [2.0 * board + 1] * 4
+    return right
+
+
+@needs_operators
+def test_a_rank_that_closes_the_board_after_its_part_takes_it_from_nobody():
+    boards = 20_000  # a rank must be overtaken between two lines of its wait: once in some thousands
+    with mmap.mmap(-1, 320 * boards) as memory:
+        found = on_ranks(partial(meet_and_close, memory=memory, boards=boards), ranks=2)
+    assert found == [boards, boards]
 
 
 @needs_operators

@@ -70,10 +70,13 @@ std::string Board::wait_for(int64_t rank) {
   auto look_at = begin + SLICE;
   for (;;) {
     const uint32_t seen = other.value.load();
-    if (static_cast<int32_t>(seen - number_) >= 0) return "";
+    if (is_written(seen)) return "";
     const auto now = Clock::now();
     const bool is_gone_now = now >= look_at && is_gone(rank);
-    if (has_ended()) return "The ranks' board was closed: Connection closed by peer";  // asked last: its file is closed then
+    const bool has_ended_now = has_ended();  // asked last: its file is closed then
+    // A rank may write its part and leave after `seen` was read: what it has written counts.
+    if ((is_gone_now || has_ended_now) && is_written(other.value.load())) return "";
+    if (has_ended_now) return "The ranks' board was closed: Connection closed by peer";
     if (is_gone_now) return c10::str("Rank ", rank, " is gone: Connection closed by peer");
     if (now >= until) return c10::str("Timed out after ", timeout_s_, " s of waiting for another rank");
     if (now >= look_at) look_at = now + SLICE;

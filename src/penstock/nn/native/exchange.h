@@ -60,7 +60,9 @@ class Board : public torch::CustomClassHolder {
 
  private:
   Line& line(int64_t rank) const { return static_cast<Line*>(lines_.mutable_data_ptr())[1 + rank]; }
-  bool has_ended() const { return line(-1).value.load(std::memory_order_relaxed) != 0; }
+  bool has_ended() const { return line(-1).value.load() != 0; }
+  // Whether a rank whose line has this value has written its part of the exchange.
+  bool is_written(uint32_t value) const { return static_cast<int32_t>(value - number_) >= 0; }
   char* slot(int64_t rank, uint32_t number) const { return first_slot_ + (2 * rank + number % 2) * room_; }
   void write(const at::Tensor& x);
   std::string wait_for(int64_t rank);
