@@ -33,6 +33,7 @@ from penstock.engine.model_runner.lora import Adapters
 from penstock.models.decoder.config import DecoderConfig
 from penstock.models.decoder.tensor_slices import TensorParallelRank, slice_of
 from penstock.models.families import FAMILY
+from penstock.nn.rope_scaling import read_rope
 from penstock.testing.ranks import on_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -124,6 +125,7 @@ def test_the_parameters_of_a_folder_are_all_rows_of_its_tensors_once(
         num_key_value_heads=heads[1],
         head_dim=head_dim,
         partial_rotary_factor=part if can_be_part else 1.0,
+        rope_scaling=read_rope({}, default=family.default_rope).scaling,
     )
     assert config.stored_rows.keys() == config.parameter_shapes.keys()
     covered = {}
