@@ -45,10 +45,10 @@ def python() -> Path:
     marker = folder() / f"torch-{TORCH}"
     if made.exists() and (marker.exists() or _has_torch(made)):
         return made
-    found = shutil.which(f"python{_PYTHON}")
+    found = _found_python()
     if found is None:
         raise MissingError(
-            f"The null GPU needs Python {_PYTHON}, and python{_PYTHON} is not on the path. Install it "
+            f"The null GPU needs Python {_PYTHON}, and no python{_PYTHON} on the path runs. Install it "
             f"(uv python install {_PYTHON}, or the system's packages), or set PENSTOCK_NULL_GPU to a folder "
             "whose venv has it."
         )
@@ -64,6 +64,17 @@ def python() -> Path:
             )
     marker.touch()
     return made
+
+
+def _found_python() -> str | None:
+    """Return the first on the path that runs: pyenv has a stub of each version, which may refuse."""
+    folders = os.get_exec_path()
+    found = filter(None, (shutil.which(f"python{_PYTHON}", path=folder) for folder in folders))
+    return next((path for path in found if not _refuses(path)), None)
+
+
+def _refuses(python: str) -> bool:
+    return subprocess.run([python, "--version"], capture_output=True, check=False).returncode != 0
 
 
 def _has_torch(made: Path) -> bool:
