@@ -27,6 +27,7 @@ SUBJECTS = (
     ("training", "float8_rowwise", "float8_tensorwise"),
     ("serving",),
     ("kernels",),
+    ("families",),
 )
 """Programs of tools/null_gpu/subjects, each with its arguments."""
 _TIMEOUT_S = 900.0

@@ -24,7 +24,8 @@ class Bound:
     at_most: float | None = None
     than: str = ""
     times: float = 1.0
-    """`at_most` is this many times the count of `than`."""
+    plus: float = 0.0
+    """`at_most` is this many times the count of `than`, plus this."""
     now: float | None = None
     """What is allowed until the bound is reached."""
 
@@ -34,7 +35,11 @@ class Bound:
         Raises:
             KeyError: it is that of a program that was not counted.
         """
-        return self.at_most if self.at_most is not None else self.times * counts[self.than][self.count]
+        return (
+            self.at_most
+            if self.at_most is not None
+            else self.times * counts[self.than][self.count] + self.plus
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,10 @@ def test_without_a_present_value_the_bound_itself_holds():
     assert not judged.is_within
 
 
-def test_a_bound_may_be_a_multiple_of_another_program():
-    bound = Bound(of="float8", count="launches", than="bfloat16", times=1.3, why="")
-    ((judged,), _) = judge([bound], {"float8": {"launches": 131}, "bfloat16": {"launches": 100}})
-    assert judged.limit == 130
+def test_a_bound_may_be_a_multiple_of_another_program_and_a_number_more():
+    bound = Bound(of="float8", count="launches", than="bfloat16", times=1.3, plus=2, why="")
+    ((judged,), _) = judge([bound], {"float8": {"launches": 133}, "bfloat16": {"launches": 100}})
+    assert judged.limit == 132
     assert not judged.is_within
     assert judge([bound], {"float8": {"launches": 1}}) == ([], ["launches of float8"])
 
