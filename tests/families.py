@@ -30,7 +30,7 @@ def ministral3_scaling() -> RopeScaling:
 def small_families(**sizes: Any) -> dict[str, DecoderConfig]:  # Any: as in `small_llama`
     """Return name -> configuration, all of these sizes."""
     layers = range(sizes["num_hidden_layers"])
-    granite = {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 4.0}
+    granite: dict[str, Any] = {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 4.0}
     return {
         "llama": DecoderConfig(**sizes, tie_word_embeddings=True),
         "biases": DecoderConfig(**sizes, attention_bias=True, mlp_bias=True),

@@ -119,9 +119,9 @@ def meet_and_close(world, *, memory, boards):
     """Sum once on each of many boards, and close it at once; return how many sums were right."""
     rank, right = world.ranks.rank, 0
     for board in range(boards):
-        lines = torch.frombuffer(memory, dtype=torch.int32, offset=320 * board, count=48).view(3, 16)
-        slots = torch.frombuffer(memory, dtype=torch.uint8, offset=320 * board + 192, count=128).view(2, 2, 32)
-        own = torch.classes.penstock.Board(lines, slots, rank, -1, 100.0)
+        lines = torch.frombuffer(memory, dtype=torch.int32, offset=320 * board, count=48)
+        slots = torch.frombuffer(memory, dtype=torch.uint8, offset=320 * board + 192, count=128)
+        own = torch.classes.penstock.Board(lines.view(3, 16), slots.view(2, 2, 32), rank, -1, 100.0)
         total = torch.full((4,), float(board + rank))
         own.sum(total)
         own.end()
