@@ -32,7 +32,7 @@ RUNS = {
     "loader_torture": "--tokens 60000 --only Penstock",
     "matrices": "--steps 2 --rounds 1 --tokens 1 --rows 8",
     "optimizers": "--hidden 64 --layers 1 --rounds 1",
-    "families": "--hidden 64 --layers 2 --rounds 1 --only 'llama again' olmo2 'windows in turn'",
+    "families": "--hidden 256 --layers 2 --rounds 1 --only 'llama again' olmo2 'windows in turn'",
     "gpu_predict": "--device H100-80GB",
     "plan_accuracy": "",
     "plan_memory": "--only alone",
