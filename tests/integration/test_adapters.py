@@ -26,7 +26,9 @@ from penstock.engine.model_runner.adapted_linear import AdaptedLinear, Site
 from penstock.engine.model_runner.batch import StepBatch
 from penstock.engine.model_runner.lora import Adapters
 from penstock.engine.request import Request
+from penstock.engine.scheduling.groups import cache_groups
 from penstock.models.decoder.tensor_slices import ALONE
+from penstock.nn import native
 from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.nn.linear.packed import can_multiply
 
@@ -383,18 +385,23 @@ def adapted(theirs, folder):
     return PeftModel.from_pretrained(copy.deepcopy(theirs), folder).eval()
 
 
-@pytest.fixture(scope="module")
-def world(one_base, tmp_path_factory):
-    """A base, adapters by name (None: without), and what is expected of each for each prompt."""
-    folder, theirs = one_base
-    where = {kind: tmp_path_factory.mktemp("adapters") / kind for kind in KINDS}
+def with_adapters(theirs, folder, kinds):
+    """Write adapters; return their folders by kind, and the tokens of each (None: without) and prompt."""
+    where = {kind: folder / kind for kind in kinds}
     expected = {(None, prompt): continued(theirs, prompt) for prompt in PROMPTS}
     for seed, (kind, path) in enumerate(where.items()):
         save_adapter(theirs, path, kind, seed=seed)
         model = adapted(theirs, path)
         expected |= {(kind, prompt): continued(model, prompt) for prompt in PROMPTS}
     assert len({tuple(tokens) for tokens in expected.values()}) > 9
-    return folder, where, expected
+    return where, expected
+
+
+@pytest.fixture(scope="module")
+def world(one_base, tmp_path_factory):
+    """A base, its adapters, and what is expected of each for each prompt."""
+    folder, theirs = one_base
+    return folder, *with_adapters(theirs, tmp_path_factory.mktemp("adapters"), KINDS)
 
 
 def settings(**more):
@@ -446,13 +453,7 @@ def test_an_adapter_for_whose_factors_there_is_no_memory_is_not_added(one_base, 
 @pytest.mark.parametrize("family", ["llama", "granite"])  # which divides its logits
 def test_adapters_of_the_output_matrix_get_the_tokens_of_peft(tmp_path, family, ranks):
     theirs = save_tiny_model(family, tmp_path / "base")
-    where, expected = {}, {(None, prompt): continued(theirs, prompt) for prompt in PROMPTS}
-    for seed, kind in enumerate([*OF_OUTPUT, "two-layers"]):
-        where[kind] = tmp_path / kind
-        save_adapter(theirs, where[kind], kind, seed=seed)
-        model = adapted(theirs, where[kind])
-        expected |= {(kind, prompt): continued(model, prompt) for prompt in PROMPTS}
-    assert len({tuple(tokens) for tokens in expected.values()}) > 9
+    where, expected = with_adapters(theirs, tmp_path, [*OF_OUTPUT, "two-layers"])
     engine = build_engine(
         tmp_path / "base", settings(adapters=where, tensor_parallel=ranks, tokens_per_step=32)
     )
@@ -461,6 +462,26 @@ def test_adapters_of_the_output_matrix_get_the_tokens_of_peft(tmp_path, family, 
         engine.remove_adapter("output")
         left = [each for each in expected if each[0] != "output"]
         assert tokens_of(engine, left) == [expected[each] for each in left]
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("path", ["whole steps", "modules", "two ranks"])
+@pytest.mark.parametrize("family", ["gemma3", "exaone4", "smollm3"])
+def test_adapters_of_models_with_windows_in_turn_get_the_tokens_of_peft(tmp_path, monkeypatch, family, path):
+    theirs = save_tiny_model(family, tmp_path / "base")
+    where, expected = with_adapters(theirs, tmp_path, ["every-layer", "patterns", "dora"])
+    if path == "modules":
+        monkeypatch.setattr(native, "is_available", lambda: False)
+    ranks = 2 if path == "two ranks" else 1
+    engine = build_engine(
+        tmp_path / "base", settings(adapters=where, tensor_parallel=ranks, tokens_per_step=32)
+    )
+    assert len(cache_groups(read_config(tmp_path / "base").windows, context=64)) == 2
+    try:
+        for asked in (list(expected), list(reversed(expected))):  # the second time prompts are found computed
+            assert tokens_of(engine, asked) == [expected[each] for each in asked]
+        assert engine.stats().prefix_found
     finally:
         engine.close()
 
