@@ -38,7 +38,7 @@ from gpu_parts.instruments import (  # noqa: E402
 from gpu_parts.machine import is_null_gpu  # noqa: E402
 from gpu_parts.part import open_part  # noqa: E402
 from penstock.core import clock  # noqa: E402
-from penstock.devices import kernel_choice, kernel_trial  # noqa: E402
+from penstock.devices import kernel_choice  # noqa: E402
 from penstock.engine.sampling.filters import choose  # noqa: E402
 from penstock.engine.sampling_params import Sampling  # noqa: E402
 from penstock.nn.cross_entropy import cross_entropy  # noqa: E402
@@ -163,11 +163,11 @@ class Kernels:
         operation = next(one for one in operations if one.name == name)
         if operation.key not in self._kernels:
             found = None
-            if len(operation.candidates) > 1 and not is_null_gpu():
-                measure = partial(kernel_trial.measure, operation, self.device)
+            if len(operation.kernels) > 1 and not is_null_gpu():
+                measure = partial(kernel_choice.measure, operation, self.device)
                 found = attempt(self.part, f"choice of {operation.key}", measure, needs_s=2.0)
                 free(self.device)
-            self._kernels[operation.key] = found.kernel if found else operation.candidates[0].name
+            self._kernels[operation.key] = found.kernel if found else operation.first
         return {name: self._kernels[operation.key]}
 
     @property
@@ -477,7 +477,7 @@ class Kernels:
             ),
         ]
         began = clock.monotonic()
-        rows = {one.name: kernel_trial.measure(one, self.device) for one in operations}
+        rows = {one.name: kernel_choice.measure(one, self.device) for one in operations}
         self.part.measured(
             "choice of kernels", clock.monotonic() - began, "s", at_most=kernel_choice.FIRST_START_S
         )

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from penstock.devices.kernel_trial import failure, measure
+from penstock.devices.kernel_choice import failure, measure
 from penstock.nn.kernels.trials import Heads, attention_operations, page_operations
 from penstock.nn.linear.trials import product_operations
 
@@ -47,8 +47,8 @@ def test_every_candidate_is_right_or_is_not_there(name, device, is_tiny):
     operation = operations(device, is_tiny).get(name)
     if operation is None:
         pytest.skip("this device has one kernel of it")
-    whys = {candidate.name: failure(operation, candidate) for candidate in operation.candidates}
-    assert whys[operation.candidates[0].name] == ""
+    whys = {kernel: failure(operation, kernel) for kernel in operation.kernels}
+    assert whys[operation.first] == ""
     assert not [why for why in whys.values() if why.startswith("wrong")], whys
 
 

@@ -31,7 +31,7 @@ from penstock.engine.config import EngineConfig
 if TYPE_CHECKING:
     import torch
 
-    from penstock.devices.kernel_trial import Operation
+    from penstock.devices.kernel_choice import Operation
 
 _EACH_S, _COSTLY_S = 0.5, 30.0
 
@@ -65,8 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_folder_of(arguments.out, option="--out")
     set_up()
     from penstock.devices import accelerator  # torch
-    from penstock.devices.kernel_choice import identity_of, keep
-    from penstock.devices.kernel_trial import measure
+    from penstock.devices.kernel_choice import identity_of, keep, measure
 
     device = accelerator.choose()
     operations = (
@@ -116,12 +115,12 @@ def _of_serving(arguments: argparse.Namespace, device: "torch.device") -> "list[
 
 
 def _announce(operations: "list[Operation[Any]]", name: str, *, is_quick: bool) -> None:
-    plain = sum(not candidate.cost for one in operations for candidate in one.candidates)
-    costly = [] if is_quick else [c for one in operations for c in one.candidates if c.cost]
-    more = f", and up to {_COSTLY_S * len(costly):.0f} s for {plural(len(costly), 'more')} that cost more"
+    costly = sum(len(one.costly) for one in operations)
+    plain = sum(len(one.kernels) for one in operations) - costly
+    more = f", and up to {_COSTLY_S * costly:.0f} s for {plural(costly, 'more')} that cost more"
     note(
         f"{name}: {plural(plain, 'kernel')} of {plural(len(operations), 'operation')}, "
-        f"about {_EACH_S * plain:.0f} s{more if costly else ''}"
+        f"about {_EACH_S * plain:.0f} s{more if costly and not is_quick else ''}"
     )
 
 

@@ -20,6 +20,7 @@ from penstock.core.files import write_json
 AUTO, REFERENCE = "auto", "reference"
 """Settings besides a file. AUTO measures on accelerators; REFERENCE always uses the first candidate."""
 
+_WRITE_ONE = 'Write one by `penstock kernels --out FILE`, or set kernels to "auto" or "reference".'
 _TIE = 1.02  # a candidate that is faster by less than this does not displace one before it
 
 
@@ -71,14 +72,19 @@ class KernelTable:
     versions: dict[str, str] = field(default_factory=dict)
     rows: dict[str, ChosenKernel] = field(default_factory=dict)
 
-    def of(self, operation: str) -> ChosenKernel | None:
-        """Return the row of an operation, whatever its shape."""
-        return next((row for key, row in self.rows.items() if key.partition(" ")[0] == operation), None)
+    def row_for(self, key: str) -> ChosenKernel | None:
+        """Return the row of a key, or else of its operation with another shape; None: there is neither."""
+        same = (row for other, row in self.rows.items() if other.split()[0] == key.split()[0])
+        return self.rows.get(key) or next(same, None)
+
+    def chosen_by(self, setting: str) -> Self:
+        """Return this table if it was chosen by such a setting, or else an empty one."""
+        return self if self.setting == setting else type(self)()
 
     @property
     def chosen(self) -> dict[str, str]:
         """Operation -> name of its kernel."""
-        return {key.partition(" ")[0]: row.kernel for key, row in self.rows.items()}
+        return {key.split()[0]: row.kernel for key, row in self.rows.items()}
 
     def is_of(self, device: str, versions: Mapping[str, str]) -> bool:
         """True if the rows were measured on such a device, with these versions."""
@@ -93,17 +99,11 @@ class KernelTable:
             ConfigError: it holds no table.
         """
         if not path.is_file():
-            raise UsageError(
-                f"There is no table of kernels in {path}",
-                fix='Write one by `penstock kernels --out FILE`, or set kernels to "auto" or "reference".',
-            )
+            raise UsageError(f"There is no table of kernels in {path}", fix=_WRITE_ONE)
         try:
             return config.build(cls, config.load_json(path))
         except ConfigError as error:
-            raise ConfigError(
-                f"{path} holds no table of kernels: {error}",
-                fix="Write it again by `penstock kernels --out FILE`.",
-            ) from None
+            raise ConfigError(f"{path} holds no table of kernels: {error}", fix=_WRITE_ONE) from None
 
     def write(self, path: Path) -> None:
         """Write the table as `read` reads it."""

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from penstock.devices import accelerator
-from penstock.devices.kernel_choice import choose
+from penstock.devices.kernel_choice import Operation, choose
 from penstock.devices.kernel_table import KernelTable
-from penstock.devices.kernel_trial import Operation
 from penstock.engine.config import EngineConfig
 from penstock.engine.model_runner.capacity import defaults_of
 from penstock.engine.workers.model_shard import ModelShard

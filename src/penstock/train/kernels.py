@@ -1,17 +1,14 @@
 """Kernels of a run: chosen by rank 0 for all ranks, recorded in each checkpoint, and used again on resume."""
 
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 
 from penstock.checkpoint.resume import agreed
 from penstock.core import config as configs
 from penstock.core.errors import CheckpointDamaged, ConfigError
-from penstock.devices import accelerator
-from penstock.devices.kernel_choice import choose, identity_of
-from penstock.devices.kernel_table import AUTO, REFERENCE, KernelTable, kept
-from penstock.devices.kernel_trial import Operation
+from penstock.devices.kernel_choice import Operation, choose, is_measured, stored
+from penstock.devices.kernel_table import KernelTable
 from penstock.nn.kernels.trials import Heads, attention_operations
 from penstock.nn.kernels.trials import Rows as AttentionRows
 from penstock.parallel.layout import RankLayout
@@ -24,29 +21,23 @@ Changes = dict[str, tuple[str, str]]
 """Operation -> (kernel before, kernel now)."""
 
 
-def choose_kernels(
-    config: TrainConfig, world: World, layout: RankLayout
-) -> tuple[KernelTable, KernelTable | None]:
+def choose_kernels(config: TrainConfig, world: World, layout: RankLayout) -> tuple[KernelTable, KernelTable]:
     """Return the kernels of this start, equal on all ranks, and those of the checkpoint that it resumes from.
 
     Raises:
         PenstockError: as `kernel_choice.choose`, on every rank.
     """
-    found: tuple[KernelTable, KernelTable | None] = KernelTable(), None
+    found: list[KernelTable] = []
 
     def choose_here() -> None:
-        nonlocal found
         if world.is_first:
-            recorded = recorded_kernels(config)
-            operations = operations_of(config, layout, world.device)
-            found = choose(operations, world.device, setting=config.kernels, recorded=recorded), recorded
+            recorded, operations = recorded_kernels(config), operations_of(config, layout, world.device)
+            found[:] = choose(operations, world.device, setting=config.kernels, recorded=recorded), recorded
 
     if (failure := agreed(choose_here)) is not None:
         raise failure
-    sent = broadcast(world, [None if table is None else configs.dump(table) for table in found])
-    chosen, recorded = (None if raw is None else configs.build(KernelTable, raw) for raw in sent)
-    assert chosen is not None
-    return chosen, recorded
+    chosen, recorded = broadcast(world, [configs.dump(table) for table in found])
+    return configs.build(KernelTable, chosen), configs.build(KernelTable, recorded)
 
 
 def operations_of(
@@ -74,16 +65,15 @@ def operations_of(
     )
 
 
-def recorded_kernels(config: TrainConfig) -> KernelTable | None:
-    """Return the kernels of the newest checkpoint with an intact index; None: there are none."""
+def recorded_kernels(config: TrainConfig) -> KernelTable:
+    """Return the kernels of the newest checkpoint with an intact index; empty: there are none."""
     for saved in reversed(checkpoints(config)):
         with suppress(CheckpointDamaged):
             raw = saved.index().meta.kernels
-            try:
-                return configs.build(KernelTable, raw) if raw else None
-            except ConfigError:  # of a newer version
-                return None
-    return None
+            with suppress(ConfigError):  # of a newer version
+                return configs.build(KernelTable, raw)
+            break
+    return KernelTable()
 
 
 def shown_kernels(config: TrainConfig, layout: RankLayout, device: torch.device) -> dict[str, str]:
@@ -92,25 +82,18 @@ def shown_kernels(config: TrainConfig, layout: RankLayout, device: torch.device)
     Raises:
         UsageError, ConfigError: `kernels` names a file that holds no table.
     """
-    recorded = recorded_kernels(config)
-    pinned = None if config.kernels in (AUTO, REFERENCE) else KernelTable.read(Path(config.kernels))
-    is_measured = config.kernels == AUTO and accelerator.is_accelerator(device)
-    known = kept(*identity_of(device)) if is_measured else pinned or KernelTable()
+    operations = operations_of(config, layout, device)
+    recorded, table = recorded_kernels(config).chosen_by(config.kernels), stored(config.kernels, device)
+    is_new = is_measured(config.kernels, device)
     found = {}
-    for operation in operations_of(config, layout, device):
-        row = known.rows.get(operation.key)
-        if recorded is not None and recorded.setting == config.kernels:
-            row = recorded.of(operation.name) or row
-        elif pinned is not None:
-            row = row or pinned.of(operation.name)
-        unknown = (
-            "not chosen yet on this device" if is_measured else f"{operation.candidates[0].name} (the first)"
-        )
-        found[operation.name] = unknown if row is None else str(row)
+    for one in operations:
+        row = recorded.row_for(one.key) or (table.rows.get(one.key) if is_new else table.row_for(one.key))
+        unknown = "not chosen yet on this device" if is_new else f"{one.first} (the first)"
+        found[one.name] = str(row or unknown)
     return found
 
 
-def changes_of(before: KernelTable | None, now: KernelTable) -> Changes:
+def changes_of(before: KernelTable, now: KernelTable) -> Changes:
     """Return the operations whose kernel is another one than before.
 
     >>> from penstock.devices.kernel_table import ChosenKernel
@@ -118,7 +101,7 @@ def changes_of(before: KernelTable | None, now: KernelTable) -> Changes:
     >>> changes_of(before, KernelTable(rows={"attention.rows 2 x 9": ChosenKernel(kernel="SDPA")}))
     {'attention.rows': ('SDPA by cuDNN', 'SDPA')}
     """
-    old = {} if before is None else before.chosen
+    old = before.chosen
     return {
         name: (old[name], kernel) for name, kernel in now.chosen.items() if old.get(name, kernel) != kernel
     }

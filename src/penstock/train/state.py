@@ -75,8 +75,8 @@ class TrainState:
     """`NUMERICS` of the code that trained the checkpoint that the run resumed from."""
     kernels: KernelTable = field(default_factory=KernelTable)
     """Kernels of the run's operations."""
-    resumed_kernels: KernelTable | None = None
-    """Those of the checkpoint that the run resumed from; None: there are none."""
+    resumed_kernels: KernelTable = field(default_factory=KernelTable)
+    """Those of the checkpoint that the run resumed from; empty: there are none."""
     tasks: "Evaluated | None" = None
     """Tasks to evaluate during training; None: none."""
     compiled_shapes: set[tuple[int, ...]] = field(default_factory=set)

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError, PenstockError, UsageError
-from penstock.devices import accelerator, kernel_choice, kernel_trial
-from penstock.devices.kernel_choice import choose, identity_of, keep
+from penstock.devices import accelerator, kernel_choice
+from penstock.devices.kernel_choice import Operation, choose, identity_of, keep, measure
 from penstock.devices.kernel_table import ChosenKernel, KernelTable, fastest, kept, kept_path
-from penstock.devices.kernel_trial import Candidate, Operation, measure
 from tests.examples import examples
 
 CPU = torch.device("cpu")
@@ -24,12 +23,11 @@ NOW = [0.0]
 @pytest.fixture(autouse=True)
 def made_up_time(monkeypatch):
     """Have kernels take the time that they say."""
-    for module in (kernel_trial, kernel_choice):
-        monkeypatch.setattr(module, "clock", SimpleNamespace(monotonic=lambda: NOW[0]))
+    monkeypatch.setattr(kernel_choice, "clock", SimpleNamespace(monotonic=lambda: NOW[0]))
 
 
-def candidate(name, *, takes_s=0.001, wrong_by=0.0, raises=None, cost=""):
-    """Return a kernel that doubles a number."""
+def candidate(name, *, takes_s=0.001, wrong_by=0.0, raises=None):
+    """Return a name, and a kernel that doubles a number."""
 
     def prepare(x):
         def call():
@@ -40,14 +38,14 @@ def candidate(name, *, takes_s=0.001, wrong_by=0.0, raises=None, cost=""):
 
         return call
 
-    return Candidate(name=name, prepare=prepare, cost=cost)
+    return name, prepare
 
 
 def doubling(*candidates, name="double"):
     return Operation(
         name=name,
         shape="3 numbers",
-        candidates=candidates,
+        kernels=dict(candidates),
         trial=lambda: torch.ones(3),
         load=lambda: torch.ones(3),
         exact=lambda x: (2 * x.double(),),
@@ -117,8 +115,7 @@ def test_a_candidate_that_has_no_room_for_the_real_size_is_out(caplog):
             raise torch.OutOfMemoryError("full")
         return lambda: (2 * x,)
 
-    large = Candidate(name="large", prepare=prepare)
-    operation = replace(doubling(large, QUICK), load=lambda: torch.ones(4))
+    operation = replace(doubling(("large", prepare), QUICK), load=lambda: torch.ones(4))
     assert measure(operation, CPU).out == {"large": "OutOfMemoryError: full"}
     assert "full" in caplog.text
 
@@ -129,7 +126,7 @@ def test_a_device_on_which_no_kernel_is_right_is_refused():
 
 
 def test_a_candidate_with_a_cost_is_measured_on_purpose_only():
-    operation = doubling(SLOW, replace(QUICK, cost="compilation"))
+    operation = replace(doubling(SLOW, QUICK), costly={"quick"})
     assert measure(operation, CPU).us.keys() == {"slow"}
     assert measure(operation, CPU, on_purpose=True).kernel == "quick"
 
@@ -173,7 +170,7 @@ def test_a_device_that_is_full_starts_with_the_first(caplog):
         candidate("a", raises=torch.OutOfMemoryError("full")), candidate("b", raises=OSError())
     )
     assert choose([operation], CPU).chosen == {"double": "a"}
-    assert "could not be measured" in caplog.text
+    assert "none could be measured" in caplog.text
     assert kept("a device", {"torch": "9"}).rows == {}
 
 
@@ -238,7 +235,7 @@ def test_a_resumed_run_uses_what_it_has_used_though_another_is_faster():
 def test_a_recorded_kernel_that_another_device_lacks_is_replaced(present, why, monkeypatch, caplog):
     monkeypatch.setattr(kernel_choice, "identity_of", lambda _: ("another", {"torch": "9"}))
     assert choose([doubling(*present)], CPU, recorded=OF_RUN).chosen == {"double": "quick"}
-    assert "is replaced" in caplog.text
+    assert "Kernel slow of double is out" in caplog.text
     assert why in caplog.text
 
 

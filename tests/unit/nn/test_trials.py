@@ -1,13 +1,14 @@
 """Each candidate of each operation is tested against float64; here those that a CPU has."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from penstock.devices.kernel_trial import failure, measure
+from penstock.devices.kernel_choice import failure, measure
 from penstock.nn import native
-from penstock.nn.kernels import choose, paged, paged_varlen
+from penstock.nn.kernels import choose, paged, paged_varlen, trials
 from penstock.nn.kernels.layout import AttentionLayout
 from penstock.nn.kernels.pages import from_pages, read
 from penstock.nn.kernels.sdpa import Causal
@@ -18,6 +19,13 @@ from tests.paged_cases import a_layer, a_step, written_out
 CPU = torch.device("cpu")
 
 
+OF_CPU = {
+    **({"C++ operator": paged.by_operator} if native.is_available() else {}),
+    "SDPA, gathered": paged.plain_attention,
+}
+"""Kernels over pages on CPUs, of which an engine has no choice."""
+
+
 def heads(dtype=torch.float32):
     return Heads(heads=4, kv_heads=2, head_dim=16, dtype=dtype, device=CPU)
 
@@ -25,8 +33,19 @@ def heads(dtype=torch.float32):
 def operations(dtype=torch.float32, pages=None):
     return [
         *attention_operations(heads(dtype), rows=1, length=400, windows={None, 20}),
-        *page_operations(
-            heads(dtype), pages=pages or dtype, block_size=16, sequences=2, prompt=40, context=70, window=50
+        *(
+            replace(
+                one, kernels={name: partial(trials._over_pages, attend) for name, attend in OF_CPU.items()}
+            )
+            for one in page_operations(
+                heads(dtype),
+                pages=pages or dtype,
+                block_size=16,
+                sequences=2,
+                prompt=40,
+                context=70,
+                window=50,
+            )
         ),
     ]
 
@@ -35,38 +54,32 @@ def operations(dtype=torch.float32, pages=None):
 def test_every_candidate_of_a_cpu_is_right(dtype):
     tried = 0
     for operation in operations(dtype):
-        for candidate in operation.candidates:
-            if dtype == torch.float64 and candidate.name == paged.OPERATOR:
+        for kernel in operation.kernels:
+            if dtype == torch.float64 and kernel == "C++ operator":
                 continue  # of float32 and bfloat16
-            assert failure(operation, candidate) == "", (operation.name, candidate.name)
+            assert failure(operation, kernel) == "", (operation.name, kernel)
             tried += 1
     assert tried >= 12
 
 
 def test_pages_of_8_bits_have_candidates_that_are_right():
     for operation in operations(torch.bfloat16, pages=torch.int8)[-2:]:
-        assert [failure(operation, candidate) for candidate in operation.candidates] == [""] * len(
-            operation.candidates
-        )
+        assert [failure(operation, kernel) for kernel in operation.kernels] == [""] * len(OF_CPU)
 
 
 def test_the_order_of_candidates_is_the_choice_without_measurement():
-    first = {operation.name: operation.candidates[0].name for operation in operations()}
-    assert first == {
-        choose.ROWS: "SDPA",
-        choose.DOCUMENTS: "documents",
-        choose.WINDOW: "documents",
-        paged.DECODE: paged.OPERATOR if native.is_available() else "SDPA, gathered",
-        paged.PROMPTS: paged.OPERATOR if native.is_available() else "SDPA, gathered",
+    first = {
+        one.name: one.first for one in attention_operations(heads(), rows=1, length=400, windows={None, 20})
     }
+    assert first == {choose.ROWS: "SDPA", choose.DOCUMENTS: "documents", choose.WINDOW: "documents"}
 
 
 @pytest.mark.parametrize("name", [choose.ROWS, choose.DOCUMENTS, choose.WINDOW])
 def test_a_kernel_that_sees_too_much_is_found_wrong(name):
     """The test tells kernels apart: one that ignores documents and windows is right for whole rows alone."""
     operation = next(one for one in operations() if one.name == name)
-    whole = replace(operation, candidates=[replace(operation.candidates[0], prepare=_as_whole_rows)])
-    assert failure(whole, whole.candidates[0]).startswith("wrong by") == (name != choose.ROWS)
+    whole = replace(operation, kernels={"whole rows": _as_whole_rows})
+    assert failure(whole, "whole rows").startswith("wrong by") == (name != choose.ROWS)
 
 
 def _as_whole_rows(case):
@@ -82,7 +95,7 @@ def _as_whole_rows(case):
 def test_attention_of_a_cpu_is_measured_by_the_same_code():
     for operation in attention_operations(heads(), rows=1, length=400):
         row = measure(operation, CPU)
-        assert row.us.keys() == {candidate.name for candidate in operation.candidates}
+        assert row.us.keys() == operation.kernels.keys()
         assert row.kernel in row.us
         assert row.out == {}
 

@@ -104,8 +104,8 @@ _PACKED: Mapping[str, Make] = {
     "SDPA with a mask": masked,
     "FlexAttention": _flex,
 }
-COSTS = {"FlexAttention": "compilation"}
-"""Candidates that cost more than time; they are never in use unless they were measured on purpose."""
+COSTLY = frozenset({"FlexAttention"})
+"""Candidates that must be compiled; they are never in use unless they were measured on purpose."""
 
 CANDIDATES: Mapping[str, Mapping[str, Make]] = {
     ROWS: {

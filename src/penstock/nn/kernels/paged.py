@@ -245,7 +245,7 @@ def by_operator(
 
 DECODE, PROMPTS = "pages.decode", "pages.prompts"
 """Operations: attention of single tokens, and of longer shares, over pages."""
-TRITON, OPERATOR, OVER_PAGES = "Triton", "C++ operator", "varlen over pages"
+TRITON, OVER_PAGES = "Triton", "varlen over pages"
 
 PageKernel = Callable[..., Tensor]
 """Takes the arguments of `plain_attention`."""

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.devices.kernel_trial import Call, Candidate, Operation
-from penstock.nn import native
+from penstock.devices.kernel_choice import Call, Operation
 from penstock.nn.kernels import choose, paged
 from penstock.nn.kernels.layout import AttentionLayout
 from penstock.nn.kernels.pages import PagedStep, from_pages, to_pages
@@ -69,31 +68,27 @@ def attention_operations(
     trials = _layouts(2, 509, 0.41, 37, sizes.device)
     if len(narrow) == len(set(windows)):  # no layer sees whole rows or documents
         loads = {choose.WINDOW: loads[choose.WINDOW]}
+    return [_attention(sizes, name, trials[name], load) for name, load in loads.items()]
+
+
+def _attention(sizes: Heads, name: str, trial: AttentionLayout, load: AttentionLayout) -> Operation[Rows]:
     how = {"device": sizes.device, "dtype": sizes.dtype, "head_dim": sizes.head_dim}
-    costs = choose.COSTS
-
-    def is_here(kernel: str, make: choose.Make, trial: AttentionLayout) -> bool:
-        # those that cost more are not made to find that out
-        return has_triton(sizes.device) if kernel in costs else make(trial, **how) is not None
-
-    return [
-        Operation(
-            name=name,
-            shape=f"{load.batch} x {load.seq_len}{_of_window(load.window)}, {sizes}",
-            candidates=[
-                Candidate(
-                    name=kernel, prepare=partial(_attended, make, how), cost=choose.COSTS.get(kernel, "")
-                )
-                for kernel, make in choose.CANDIDATES[name].items()
-                if is_here(kernel, make, trials[name])
-            ],
-            trial=partial(_rows, sizes, trials[name]),
-            load=partial(_rows, sizes, load),
-            exact=_exact_rows,
-            near=NEAR[sizes.dtype],
-        )
-        for name, load in loads.items()
-    ]
+    found = {
+        kernel: partial(_attended, make, how)
+        for kernel, make in choose.CANDIDATES[name].items()
+        # those that cost more are not made to find out whether they are here
+        if (has_triton(sizes.device) if kernel in choose.COSTLY else make(trial, **how) is not None)
+    }
+    return Operation(
+        name=name,
+        shape=f"{load.batch} x {load.seq_len}{_of_window(load.window)}, {sizes}",
+        kernels=found,
+        costly=choose.COSTLY & found.keys(),
+        trial=partial(_rows, sizes, trial),
+        load=partial(_rows, sizes, load),
+        exact=_exact_rows,
+        near=NEAR[sizes.dtype],
+    )
 
 
 def _of_window(window: int | None) -> str:
@@ -154,7 +149,7 @@ def page_operations(
     context: int,
     window: int | None = None,
 ) -> list[Operation[Pages]]:
-    """Return the operations of attention over pages.
+    """Return the operations of attention over pages, on devices that have Triton.
 
     Args:
         pages: dtype of the pages.
@@ -170,15 +165,19 @@ def page_operations(
     }
     loads = {paged.DECODE: [(1, context)] * sequences, paged.PROMPTS: [(prompt, prompt)]}
     words = "8 bits" if pages == torch.int8 else "of that dtype"
+    has_varlen = is_available(device=sizes.device, dtype=sizes.dtype, head_dim=sizes.head_dim)
+    reads_pages = has_varlen and has_pages() and pages == sizes.dtype
+    is_here = {paged.TRITON: True, paged.OVER_PAGES: reads_pages}
     return [
         Operation(
             name=name,
             shape=f"{len(loads[name])} x {loads[name][0][1]}, pages of {block_size}, {words}, {sizes}"
             + _of_window(window),
-            candidates=[
-                Candidate(name=kernel, prepare=partial(_over_pages, attend))
-                for kernel, attend in _page_kernels(name, sizes, pages).items()
-            ],
+            kernels={
+                kernel: partial(_over_pages, attend)
+                for kernel, attend in paged.CANDIDATES[name].items()
+                if is_here.get(kernel, has_varlen)
+            },
             trial=partial(made, trials[name], 45 if window else None),
             load=partial(made, loads[name], window),
             exact=_exact_pages,
@@ -189,33 +188,19 @@ def page_operations(
     ]
 
 
-def _page_kernels(operation: str, sizes: Heads, pages: torch.dtype) -> dict[str, paged.PageKernel]:
-    """Return the kernels that there are for such pages on a device, in the static order."""
-    if not has_triton(sizes.device):
-        first = {paged.OPERATOR: paged.by_operator} if native.is_available() else {}
-        return {**first, "SDPA, gathered": paged.plain_attention}
-    has_varlen = is_available(device=sizes.device, dtype=sizes.dtype, head_dim=sizes.head_dim)
-    reads_pages = has_varlen and has_pages() and pages == sizes.dtype
-    is_here = {paged.TRITON: True, paged.OVER_PAGES: reads_pages}
-    return {n: kernel for n, kernel in paged.CANDIDATES[operation].items() if is_here.get(n, has_varlen)}
-
-
 def _pages(
     sizes: Heads, dtype: torch.dtype, block_size: int, shares: Sequence[tuple[int, int]], window: int | None
 ) -> Pages:
     """Return a step of shares (tokens, keys), whose blocks lie in no order."""
     drawn = sizes.drawn()
-    needed = [-(-length // block_size) for _, length in shares]
-    blocks = np.random.default_rng(0).permutation(sum(needed)).astype(np.int32)
-    tables = np.zeros((len(shares), max(needed)), np.int32)
-    for table, own, past in zip(tables, needed, np.cumsum(needed), strict=True):
-        table[:own] = blocks[past - own : past]
+    widest = -(-max(length for _, length in shares) // block_size)
+    blocks = np.random.default_rng(0).permutation(len(shares) * widest).astype(np.int32)
     tokens = sum(count for count, _ in shares)
     step = PagedStep.from_arrays(
         slots=np.zeros(tokens, np.int64),
         query_starts=np.cumsum([0, *(count for count, _ in shares)], dtype=np.int32),
         lengths=np.array([length for _, length in shares], np.int32),
-        block_tables=tables,
+        block_tables=blocks.reshape(len(shares), widest),
         device=sizes.device,
     )
     shape = (len(blocks), sizes.kv_heads, block_size, sizes.head_dim)

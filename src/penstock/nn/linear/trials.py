@@ -1,12 +1,12 @@
 """Products with int8, int4 and float8 matrices as operations with candidates: tests, and what is timed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from penstock.devices.kernel_trial import Call, Candidate, Operation
+from penstock.devices.kernel_choice import Call, Operation
 from penstock.nn.linear.float8 import RECIPES, ROW, has_native, scaled
 from penstock.nn.linear.quantized import (
     BY_TORCH,
@@ -27,12 +27,12 @@ _NEAR = {torch.float32: 2**-14, torch.float16: 2**-9, torch.bfloat16: 2**-6}
 _TRIAL = (96, 320)
 """Outputs and inputs of the tested matrix: no multiples of what a program has."""
 Layer = Int8Linear | Int4Linear | Float8Linear
-_KINDS: dict[str, tuple[Callable[[nn.Linear], Layer], dict[str, str]]] = {
-    "int8": (Int8Linear, {TRITON: "", WRITTEN_OUT: ""}),
-    "int4": (Int4Linear, {TRITON: "", WRITTEN_OUT: "", TINYGEMM: "a second copy of the codes"}),
-    "float8": (partial(Float8Linear, is_native=True), {TRITON: "", BY_TORCH: ""}),
+_KINDS: dict[str, tuple[Callable[[nn.Linear], Layer], Sequence[str]]] = {
+    "int8": (Int8Linear, (TRITON, WRITTEN_OUT)),
+    "int4": (Int4Linear, (TRITON, WRITTEN_OUT, TINYGEMM)),
+    "float8": (partial(Float8Linear, is_native=True), (TRITON, BY_TORCH)),
 }
-"""Format of the matrix -> its layer, and kernel -> its cost, in the static order."""
+"""Format of the matrix -> its layer, and its kernels in the static order."""
 Product = tuple[Layer, Tensor]
 """A rounded layer and tokens."""
 
@@ -53,10 +53,8 @@ def product_operations(
         Operation(
             name=operation_of(bits, most),
             shape=f"{most} tokens, {outputs} x {inputs}, {str(dtype).removeprefix('torch.')}",
-            candidates=[
-                Candidate(name=name, prepare=partial(_prepared, name), cost=cost)
-                for name, cost in _KINDS[bits][1].items()
-            ],
+            kernels={name: partial(_prepared, name) for name in _KINDS[bits][1]},
+            costly={TINYGEMM} & {*_KINDS[bits][1]},  # it takes a second copy of the codes
             trial=partial(made, most, *_TRIAL),
             load=partial(made, most, outputs, inputs),
             exact=_exact,
