@@ -1,15 +1,14 @@
 """Attention kernels of a forward pass without a cache: the candidates by operation, and the choice of one.
 
 An operation is what a layout asks for: whole rows of one document, rows of several documents, or a sliding
-window over either. The order of its candidates is the choice where nothing was measured. A candidate is a
-function that returns the kernel for a layout, or None where the device or the dtype has no such kernel.
+window over either. The order of its candidates is the choice where nothing was measured.
 """
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from penstock.devices import accelerator
@@ -21,8 +20,9 @@ from penstock.nn.kernels.varlen_flash import var_len
 
 ROWS, DOCUMENTS, WINDOW = "attention.rows", "attention.documents", "attention.window"
 
-Make = Callable[..., Attend | None]
-"""Takes the arguments of `choose_kernel`, without `kernels`."""
+Candidate = Callable[[AttentionLayout, Tensor], Attend | None]
+"""Returns the kernel of a layout for queries and keys with the dtype, device and last dimension of a tensor;
+None: the device or the dtype has no such kernel."""
 
 
 def operation_of(layout: AttentionLayout) -> str:
@@ -47,58 +47,47 @@ def choose_kernel(
         dtype: dtype of queries and keys.
         kernels: operation -> name of the candidate to use; None: the first of each.
     """
+    like = torch.empty(0, head_dim, dtype=dtype, device=device)
     operation = operation_of(layout)
     candidates = CANDIDATES[operation]
-    chosen = candidates.get((kernels or {}).get(operation, ""), _none)
-    for make in (chosen, *candidates.values()):
-        if (found := make(layout, device=device, dtype=dtype, head_dim=head_dim)) is not None:
+    chosen = (kernels or {}).get(operation)
+    for make in (*(candidates[name] for name in candidates if name == chosen), *candidates.values()):
+        if (found := make(layout, like)) is not None:
             return found
     raise AssertionError("a mask serves every layout")
 
 
-def _none(_: AttentionLayout, **of: object) -> None:  # noqa: ARG001
-    return None
+def _causal(_: AttentionLayout, like: Tensor, *, backend: SDPBackend | None = None) -> Attend | None:
+    return Causal(backend) if backend is None or accelerator.is_accelerator(like.device) else None
 
 
-def _causal(
-    _: AttentionLayout,
-    *,
-    device: torch.device,
-    backend: SDPBackend | None = None,
-    **of: object,  # noqa: ARG001
-) -> Attend | None:
-    return Causal(backend) if backend is None or accelerator.is_accelerator(device) else None
+def _var_len(layout: AttentionLayout, like: Tensor, *, tries_groups: bool = False) -> Attend | None:
+    device, dtype, head_dim = like.device, like.dtype, like.shape[-1]
+    return var_len(layout, device=device, dtype=dtype, head_dim=head_dim, tries_groups=tries_groups)
 
 
-def _per_document(layout: AttentionLayout, *, device: torch.device, **of: object) -> Attend | None:  # noqa: ARG001
-    return per_document(layout) if device.type == "cpu" else None
+def _per_document(layout: AttentionLayout, like: Tensor) -> Attend | None:
+    return per_document(layout) if like.device.type == "cpu" else None
 
 
-def _by_document(
-    layout: AttentionLayout,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    **of: object,  # noqa: ARG001
-) -> Attend | None:
-    like = torch.empty(0, dtype=dtype, device=device)
-    return by_document(layout, like=like, mask=partial(visibility_mask, layout, device=device))
+def _by_document(layout: AttentionLayout, like: Tensor) -> Attend | None:
+    return by_document(layout, like=like, mask=partial(visibility_mask, layout, device=like.device))
 
 
-def _flex(layout: AttentionLayout, **of: Any) -> Attend | None:  # Any: as in `choose_kernel`
+def _flex(layout: AttentionLayout, like: Tensor) -> Attend | None:
     from penstock.nn.kernels.flex import flex  # loads torch's compiler, which takes seconds
 
-    return flex(layout, **of)
+    return flex(layout, device=like.device)
 
 
-def masked(layout: AttentionLayout, *, device: torch.device, **of: object) -> Attend:  # noqa: ARG001
+def masked(layout: AttentionLayout, like: Tensor) -> Attend:
     """Return the kernel of any layout, device and dtype: the reference of the others."""
-    return Masked(visibility_mask(layout, device=device))
+    return Masked(visibility_mask(layout, device=like.device))
 
 
-_PACKED: Mapping[str, Make] = {
-    "varlen, grouped heads": partial(var_len, tries_groups=True),
-    "varlen": var_len,
+_PACKED: Mapping[str, Candidate] = {
+    "varlen, grouped heads": partial(_var_len, tries_groups=True),
+    "varlen": _var_len,
     "documents": _per_document,
     "SDPA by document": _by_document,
     "SDPA with a mask": masked,
@@ -107,7 +96,7 @@ _PACKED: Mapping[str, Make] = {
 COSTLY = frozenset({"FlexAttention"})
 """Candidates that must be compiled; they are never in use unless they were measured on purpose."""
 
-CANDIDATES: Mapping[str, Mapping[str, Make]] = {
+CANDIDATES: Mapping[str, Mapping[str, Candidate]] = {
     ROWS: {
         "SDPA": _causal,
         "SDPA by cuDNN": partial(_causal, backend=SDPBackend.CUDNN_ATTENTION),

@@ -7,7 +7,6 @@ lengths; what is timed has the sizes of the run.
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -72,12 +71,12 @@ def attention_operations(
 
 
 def _attention(sizes: Heads, name: str, trial: AttentionLayout, load: AttentionLayout) -> Operation[Rows]:
-    how = {"device": sizes.device, "dtype": sizes.dtype, "head_dim": sizes.head_dim}
+    like = torch.empty(0, sizes.head_dim, dtype=sizes.dtype, device=sizes.device)
     found = {
-        kernel: partial(_attended, make, how)
+        kernel: partial(_attended, make)
         for kernel, make in choose.CANDIDATES[name].items()
         # those that cost more are not made to find out whether they are here
-        if (has_triton(sizes.device) if kernel in choose.COSTLY else make(trial, **how) is not None)
+        if (has_triton(sizes.device) if kernel in choose.COSTLY else make(trial, like) is not None)
     }
     return Operation(
         name=name,
@@ -115,9 +114,9 @@ def _rows(sizes: Heads, layout: AttentionLayout) -> Rows:
     return layout, q, k, v, upstream
 
 
-def _attended(make: choose.Make, how: dict[str, Any], case: Rows) -> Call:
+def _attended(make: choose.Candidate, case: Rows) -> Call:
     layout, q, k, v, upstream = case
-    attend = make(layout, **how)
+    attend = make(layout, q)
     if attend is None:
         raise LookupError("the device has no such kernel for these documents")
 
@@ -132,7 +131,7 @@ def _attended(make: choose.Make, how: dict[str, Any], case: Rows) -> Call:
 def _exact_rows(case: Rows) -> Sequence[Tensor]:
     layout, *tensors = case
     q, k, v, upstream = (tensor.detach().double().requires_grad_() for tensor in tensors)
-    return _attended(choose.masked, {"device": q.device}, (layout, q, k, v, upstream))()
+    return _attended(choose.masked, (layout, q, k, v, upstream))()
 
 
 Pages = tuple[Tensor, Tensor, Tensor, PagedStep, int | None]
