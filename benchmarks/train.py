@@ -155,7 +155,7 @@ def memory(recipe, arguments):
     for policy in POLICIES:
         model = Decoder(recipe.model)
         init_weights(model, seed=0)
-        recompute(model, plan(RecomputeConfig(policy=policy), num_blocks=arguments.layers, kept={}))
+        recompute(model, plan(RecomputeConfig(policy=policy), kept=[{}] * arguments.layers))
 
         def step(model=model):
             our_loss(model, batch).backward()

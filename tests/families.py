@@ -1,8 +1,11 @@
 """Small configurations: one of a plain Llama, and one of each family and of what only some of them have."""
 
+from dataclasses import fields
+from itertools import cycle
 from typing import Any
 
 from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.layer_kind import LayerKind
 from penstock.nn.rope_scaling import RopeScaling
 
 
@@ -50,3 +53,26 @@ def small_families(**sizes: Any) -> dict[str, DecoderConfig]:  # Any: as in `sma
         "gemma": DecoderConfig(**sizes, model_type="gemma", tie_word_embeddings=True),
         "arcee": DecoderConfig(**sizes, model_type="arcee", mlp_bias=True),
     }
+
+
+def mixed(config: DecoderConfig, *parts: str) -> DecoderConfig:
+    """Return the config of a network whose layers have these parts, in turn: "attention", "mlp" or "both".
+
+    No family has such layers yet.
+    """
+
+    class Mixed(DecoderConfig):
+        __slots__ = ()
+
+        @property
+        def layers(self) -> tuple[LayerKind, ...]:
+            attentions = DecoderConfig.layers.fget(self)  # type: ignore[attr-defined]  # of a property
+            return tuple(
+                LayerKind(
+                    attention=None if some == "mlp" else kind.attention,
+                    feed_forward=None if some == "attention" else "mlp",
+                )
+                for kind, some in zip(attentions, cycle(parts), strict=False)
+            )
+
+    return Mixed(**{field.name: getattr(config, field.name) for field in fields(config)})

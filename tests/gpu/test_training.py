@@ -79,7 +79,7 @@ def built(device, is_tiny, *, dtype, policy="none", compiled=False):
     model = Decoder(shape_of(is_tiny)).to(device)
     init_weights(model, seed=3)
     model.to(dtype)
-    recompute(model, plan(RecomputeConfig(policy=policy), num_blocks=3, kept={}))
+    recompute(model, plan(RecomputeConfig(policy=policy), kept=[{}] * 3))
     backend = "inductor" if device.type == "cuda" else "aot_eager"  # whose programs take a minute on a CPU
     compile_blocks(model, CompileConfig(enabled=compiled), backend=backend)
     return model

@@ -72,7 +72,7 @@ def test_more_network_is_never_slower(drawn):
 @examples(60)
 def test_a_window_of_one_block_is_never_faster_than_one_of_two(drawn):
     job, cluster = drawn
-    block = job.block_parameters * job.compute_bytes / job.layout.tensor / 2**20
+    block = job.largest_block * job.compute_bytes / job.layout.tensor / 2**20
     one, two = (predict(replace(job, window_mib=n * block * 1.01), cluster).step_s for n in (1, 2))
     assert two <= one * SLACK
 
@@ -110,7 +110,8 @@ def test_bytes_on_the_wire_are_those_of_the_arithmetic(ranks, parts, kept):
         num_micro_batches=parts,
         keep_mib=float("inf") if kept else 0.0,
     )
-    gathers = 2 * job.in_blocks + job.outside  # what lies outside of blocks stays until its backward
+    in_blocks = job.in_blocks(model.layers)
+    gathers = 2 * in_blocks + job.outside  # what lies outside of blocks stays until its backward
     weights, gradients = job.compute_bytes * gathers, 4 * model.num_parameters
     once = job.compute_bytes * model.num_parameters
     expected = once + gradients if kept else parts * (weights + gradients)

@@ -52,7 +52,7 @@ def built(world, *, policy="none", compiled=False, tensor=1, dtype=torch.float32
         slice_blocks(model, mesh.state["tensor"])
         slice_vocabulary(model, mesh.state["tensor"])
         finish_with_slices(model, mesh.state["tensor"])
-    recompute(model, plan(RecomputeConfig(policy=policy), num_blocks=3, kept={}))
+    recompute(model, plan(RecomputeConfig(policy=policy), kept=[{}] * 3))
     compile_blocks(model, CompileConfig(enabled=compiled), backend="aot_eager")
     shard(model, mesh.data, compute_dtype=dtype)
     model.to_empty(device="cpu")

@@ -67,8 +67,7 @@ def operations_of(
         dtype=dtype,
         device=device,
     )
-    outputs, inputs = model.linear_shapes["up"]
-    merged = 2 * outputs if model.family.has_gate else outputs
+    merged = (2 if model.family.has_gate else 1) * model.intermediate_size
     return [
         *page_operations(
             sizes,
@@ -79,5 +78,7 @@ def operations_of(
             context=context,
             window=max(windows, key=windows.count),
         ),
-        *product_operations(config.weights, outputs=merged, inputs=inputs, dtype=dtype, device=device),
+        *product_operations(
+            config.weights, outputs=merged, inputs=model.hidden_size, dtype=dtype, device=device
+        ),
     ]

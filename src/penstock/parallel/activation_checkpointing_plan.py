@@ -46,48 +46,49 @@ class RecomputeConfig:
         return parse_count(self.budget)
 
 
-def plan(config: RecomputeConfig, *, num_blocks: int, kept: Mapping[Mode, int]) -> list[Mode]:
+def plan(config: RecomputeConfig, *, kept: Sequence[Mapping[Mode, int]]) -> list[Mode]:
     """Return the mode of each block, in order.
 
     Args:
-        kept: bytes that a block keeps in each mode on one rank, for its largest micro-batch.
+        kept: bytes that each block keeps in each mode on one rank, for its largest micro-batch.
 
     Raises:
         ConfigError: recomputing everything does not fit the budget either.
 
-    >>> plan(RecomputeConfig(policy="every", every=3), num_blocks=4, kept={})
+    >>> plan(RecomputeConfig(policy="every", every=3), kept=[{}] * 4)
     ['full', 'keep', 'keep', 'full']
     """
     if config.policy == "budget":
-        return _cheapest(config.budget_bytes, num_blocks=num_blocks, kept=kept)
+        return _cheapest(config.budget_bytes, kept)
     if config.policy == "every":
-        return ["keep" if index % config.every else "full" for index in range(num_blocks)]
+        return ["keep" if index % config.every else "full" for index in range(len(kept))]
     same: dict[str, Mode] = {"none": "keep", "operators": "operators", "full": "full"}
-    return [same[config.policy]] * num_blocks
+    return [same[config.policy]] * len(kept)
 
 
-def multiplied_again(modes: Sequence[Mode]) -> float:
-    """Return the share of the blocks' matrix products that is recomputed.
+def multiplied_again(modes: Sequence[Mode], parameters: Sequence[int]) -> float:
+    """Return the share of the blocks' matrix products that is recomputed, given the parameters of each block.
 
-    >>> multiplied_again(["full", "keep", "operators", "keep"])
+    >>> multiplied_again(["full", "keep", "operators", "keep"], [20, 20, 20, 20])
     0.25
     """
-    return modes.count("full") / len(modes)
+    again = (count for mode, count in zip(modes, parameters, strict=True) if mode == "full")
+    return sum(again) / sum(parameters)
 
 
-def _cheapest(budget: int, *, num_blocks: int, kept: Mapping[Mode, int]) -> list[Mode]:
+def _cheapest(budget: int, kept: Sequence[Mapping[Mode, int]]) -> list[Mode]:
     """Return the cheapest modes that fit, by trying all numbers of blocks per mode; most recomputation
     first."""
-    fitting = []
+    fitting, num_blocks = [], len(kept)
     for full in range(num_blocks + 1):
         for some in range(num_blocks + 1 - full):
             modes = _modes(full, some, num_blocks - full - some)
-            if sum(kept[mode] for mode in modes) <= budget:
+            if sum(block[mode] for block, mode in zip(kept, modes, strict=True)) <= budget:
                 fitting.append((sum(COSTS[mode] for mode in modes), full, modes))
     if not fitting:
         raise ConfigError(
-            f"recompute.budget is below the {mib(num_blocks * min(kept.values()))} that {num_blocks} blocks "
-            "keep even if all are recomputed",
+            f"recompute.budget is below the {mib(sum(min(block.values()) for block in kept))} that "
+            f"{num_blocks} blocks keep even if all are recomputed",
             got=mib(budget),
             fix="Raise it, or lower data.micro_batch_size or data.sequence_length.",
         )

@@ -13,6 +13,7 @@ q and k: widths of queries and keys, f: feed-forward, c: bytes of a number.
 import math
 
 from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.layer_kind import LayerKind
 from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.parallel.activation_checkpointing_plan import Mode
 from penstock.parallel.layout import ContextRule
@@ -22,6 +23,7 @@ _FLOAT32 = 4
 
 def block_bytes(
     model: DecoderConfig,
+    kind: LayerKind,
     *,
     tokens: int,
     compute_bytes: int,
@@ -49,26 +51,31 @@ def block_bytes(
 
     >>> shape = DecoderConfig(vocab_size=9, hidden_size=64, intermediate_size=160, num_hidden_layers=1,
     ...                     num_attention_heads=4, num_key_value_heads=2)
-    >>> block_bytes(shape, tokens=1, compute_bytes=4)
+    >>> block_bytes(shape, shape.layers[0], tokens=1, compute_bytes=4)
     {'keep': 4888, 'operators': 2832, 'full': 256}
     """
     c, h, f = compute_bytes, model.hidden_size, model.intermediate_size
-    q, k = widths(model, tensor)
-    sums = _FLOAT32 * model.num_attention_heads
-    attention = c * (2 * q + 2 * k) + sums
     normed = 2 * _FLOAT32 if norms_in_float32 else c
-    norms = len(model.block_norms) * (normed * h + _FLOAT32)
-    inputs = 2 * c * h if tensor == 1 else 0  # of products: outputs of norms, or the residual stream
-    if model.family.qk_norm:
-        heads = model.num_attention_heads + k // model.size_of_head
-        norms += normed * (q + k) + _FLOAT32 * (2 * tensor if model.family.qk_norm == "whole" else heads)
-    spared = (c - 1) * h + c * f if has_codes else 0
-    gathered = 0 if tensor == 1 else 2 * c * h  # inputs of products hold the tokens of the whole group
-    spread = 0 if context == 1 else _spread(model, c, context=context, rule=rule)
-    mask = c * row if context > 1 and rule == "all_gather" else 0  # as numbers, shared by the heads
-    inner = c * (2 if not model.family.has_gate else 3 if is_compiled else 4) * f
-    keep = norms + inputs + attention + spread + inner - spared
-    operators = c * (3 * h + (2 if model.family.has_gate else 1) * f) + attention
+    keep = len(model.block_norms(kind)) * (normed * h + _FLOAT32)
+    operators, parts = c * h, len(kind.parts)
+    gathered = 0 if tensor == 1 else parts * c * h  # inputs of products hold the tokens of the whole group
+    keep += (
+        parts * c * h if tensor == 1 else 0
+    )  # inputs of products: outputs of norms, or the residual stream
+    mask = 0
+    if kind.attention is not None:
+        q, k = widths(model, tensor)
+        attention = c * (2 * q + 2 * k) + _FLOAT32 * model.num_attention_heads
+        keep += attention + (0 if context == 1 else _spread(model, c, context=context, rule=rule))
+        operators += c * h + attention
+        mask = c * row if context > 1 and rule == "all_gather" else 0  # as numbers, shared by the heads
+        if model.family.qk_norm:
+            heads = model.num_attention_heads + k // model.size_of_head
+            keep += normed * (q + k) + _FLOAT32 * (2 * tensor if model.family.qk_norm == "whole" else heads)
+    if kind.feed_forward is not None:
+        keep += c * (2 if not model.family.has_gate else 3 if is_compiled else 4) * f
+        keep -= (c - 1) * h + c * f if has_codes else 0
+        operators += c * (h + (2 if model.family.has_gate else 1) * f)
     return {
         "keep": tokens * (keep // tensor + gathered + mask),
         "operators": tokens * operators // tensor,
@@ -78,6 +85,7 @@ def block_bytes(
 
 def adapter_bytes(
     model: DecoderConfig,
+    kind: LayerKind,
     adapter: AdapterConfig,
     *,
     compute_bytes: int,
@@ -88,20 +96,23 @@ def adapter_bytes(
 
     Negative if fewer: frozen weights need no inputs for gradients of their own.
     """
-    c, h, layers = compute_bytes, model.hidden_size, {*adapter.layers}
+    c, h = compute_bytes, model.hidden_size
+    shapes = {path.rpartition(".")[2]: shape for path, shape in model.linear_shapes(kind).items()}
+    layers = shapes.keys() & {*adapter.layers}
+    groups = {"attention": {"query", "key", "value"}, "mlp": {"gate", "up"}}  # of the same inputs
     found = float(c * adapter.rank * len(layers))
     if adapter.dropout:  # each adapter keeps its own inputs, not those that its group shares
-        for group in ({"query", "key", "value"}, {"gate", "up"}):
-            found += c * h * max(0, len(layers & group) - 1)
+        for part in kind.parts:
+            found += c * h * max(0, len(layers & groups[part]) - 1)
         if "output" in layers:
-            found += c * model.linear_shapes["output"][1] / tensor
+            found += c * shapes["output"][1] / tensor
     if norms_in_float32:
-        found -= 2 * _FLOAT32 * h / tensor  # normalised, of two norms
-    found -= sum(c * h for group in ({"query", "key", "value"}, {"gate", "up"}) if not layers & group)
-    if "down" not in layers:
+        found -= len(kind.parts) * _FLOAT32 * h / tensor  # normalised, of a norm of each part
+    found -= sum(c * h for part in kind.parts if not layers & groups[part])
+    if "down" in shapes.keys() - layers:
         found -= c * model.intermediate_size / tensor
     if adapter.has_magnitudes:  # outputs before they are multiplied
-        found += c * sum(model.linear_shapes[name][0] for name in layers) / tensor
+        found += c * sum(shapes[name][0] for name in layers) / tensor
     return found
 
 
@@ -121,7 +132,13 @@ def _spread(model: DecoderConfig, c: int, *, context: int, rule: ContextRule) ->
 
 
 def working_bytes(
-    model: DecoderConfig, *, tokens: int, compute_bytes: int, tensor: int = 1, context: int = 1
+    model: DecoderConfig,
+    kind: LayerKind,
+    *,
+    tokens: int,
+    compute_bytes: int,
+    tensor: int = 1,
+    context: int = 1,
 ) -> int:
     """Return the peak bytes that a block's backward allocates beyond the kept activations.
 
@@ -132,6 +149,8 @@ def working_bytes(
     c, h, f = compute_bytes, model.hidden_size, model.intermediate_size
     q, _ = widths(model)
     gradients, kept = (2, 4) if model.family.has_gate else (1, 2)
+    if kind.feed_forward is None:
+        gradients, kept = 0, 0
     feed_forward = gradients * c * f // tensor + 2 * c * h // tensor + (0 if tensor == 1 else c * h)
     attention = c * (q + 2 * q * context) // tensor - kept * c * f // tensor
-    return tokens * max(feed_forward, attention)
+    return tokens * (feed_forward if kind.attention is None else max(feed_forward, attention))

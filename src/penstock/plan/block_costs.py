@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from penstock.models.decoder.layer_kind import LayerKind
 from penstock.parallel.layout import blocks_of
 from penstock.plan.comm import FREE, Cost, GroupTopology, all_reduce, group, groups_of, ring
 from penstock.plan.compute import (
@@ -21,7 +22,8 @@ from penstock.plan.timeline import BlockCost, Transfers
 _MIB = 2**20
 _GRADIENT_BYTES = 4
 _COLLECTIVES = 4
-"""Collectives of tensor and sequence parallelism in a block's forward: gather and scatter tokens, twice."""
+"""Collectives of tensor and sequence parallelism in a block of two parts, forward: each gathers and scatters
+tokens."""
 
 
 def units_of(
@@ -63,7 +65,7 @@ def window_of(job: TrainingStep, cluster: Cluster, *, num_units: int) -> int:
     if math.isinf(job.window_mib):
         stalls = groups_of(job.layout, cluster)["shard"].nodes > 1
         return 1 if stalls else 2 * num_units
-    block = job.block_parameters * job.compute_bytes / job.layout.tensor
+    block = job.largest_block * job.compute_bytes / job.layout.tensor
     return max(1, int(job.window_mib * _MIB // block)) if job.window_mib else 2
 
 
@@ -71,21 +73,20 @@ def kept_blocks(job: TrainingStep, num_blocks: int) -> int:
     """Return the number of blocks whose parameters stay gathered, and gradients unreduced, through a step."""
     if job.layout.pipeline > 1 or math.isinf(job.keep_mib):
         return num_blocks
-    block = job.block_parameters / job.layout.tensor * (job.compute_bytes + _GRADIENT_BYTES)
+    block = job.largest_block / job.layout.tensor * (job.compute_bytes + _GRADIENT_BYTES)
     return min(num_blocks, int(job.keep_mib * _MIB // block))
 
 
 def _blocks(
     job: TrainingStep, cluster: Cluster, constants: Constants, groups: dict[str, GroupTopology]
 ) -> list[BlockCost]:
-    transfers = _transfers(job, cluster, groups, job.block_parameters, learned=job.learned_of_block())
     mine = _blocks_of_last(job)
     kept, others = kept_blocks(job, len(mine)), job.batches_per_pass - 1
-    windows = job.model.windows
-    of_window = {window: _with_window(job, cluster, constants, groups, window) for window in set(windows)}
+    layers = job.model.layers
+    of_kind = {kind: _of_kind(job, cluster, constants, groups, kind) for kind in set(layers)}
     found = []
     for place, index in enumerate(mine):
-        plain, seconds, inline, back = of_window[windows[index]]
+        plain, seconds, inline, back, transfers = of_kind[layers[index]]
         again = job.block_modes[index] == "full"
         found.append(
             BlockCost(
@@ -107,17 +108,19 @@ def _blocks(
     return found
 
 
-def _with_window(
+def _of_kind(
     job: TrainingStep,
     cluster: Cluster,
     constants: Constants,
     groups: dict[str, GroupTopology],
-    window: int | None,
-) -> tuple[Seconds, Seconds, Cost, Cost]:
-    """Return the time of a block, the same with codecs, and its collectives forward and backward."""
-    plain = block_seconds(job, cluster.device, constants, window=window)
-    seconds = _coded(plain, job, cluster, constants)
-    return plain, seconds, *_inline(job, cluster, groups, seconds, constants)
+    kind: LayerKind,
+) -> tuple[Seconds, Seconds, Cost, Cost, Transfers]:
+    """Return the time of a block, the same with codecs, its collectives forward and backward, and those over
+    its parameters."""
+    plain, parameters = block_seconds(job, cluster.device, constants, kind), job.in_blocks([kind])
+    seconds = _coded(plain, parameters, job, cluster, constants)
+    transfers = _transfers(job, cluster, groups, parameters, learned=job.learned_of_block(kind))
+    return plain, seconds, *_inline(job, cluster, groups, seconds, constants, kind), transfers
 
 
 def _blocks_of_last(job: TrainingStep) -> list[int]:
@@ -194,18 +197,21 @@ def _inline(
     groups: dict[str, GroupTopology],
     seconds: Seconds,
     constants: Constants,
+    kind: LayerKind,
 ) -> tuple[Cost, Cost]:
     """Return the collectives in one block's forward, and in its backward, that computing waits for."""
     model, layout = job.model, job.layout
     scatter = 2 if cluster.device.architecture == "cpu" else 1  # gloo's is an all-reduce
     width = model.num_attention_heads * model.size_of_head
     keys = model.key_value_heads * model.size_of_head
-    tokens = _COLLECTIVES * (1 + scatter) / 2 * job.rank_tokens * model.hidden_size  # half are scatters
+    collectives = _COLLECTIVES * len(kind.parts) / 2
+    tokens = collectives * (1 + scatter) / 2 * job.rank_tokens * model.hidden_size  # half are scatters
     tensor = ring(tokens * job.compute_bytes, groups["tensor"], cluster)
-    sums = ring(job.summed_of_block() * job.compute_bytes, groups["tensor"], cluster, rounds=2)
+    sums = ring(job.summed_of_block(kind) * job.compute_bytes, groups["tensor"], cluster, rounds=2)
     local_tokens, row = job.rank_tokens / layout.tensor, job.rows_tokens / layout.tensor
     exchanged = job.context_rule == "ulysses"
     sent = (local_tokens * 2 * (width + keys) if exchanged else row * 2 * keys) * job.compute_bytes
+    sent *= kind.attention is not None
     there = ring(sent, groups["context"], cluster)
     back = there if exchanged else ring(scatter * sent, groups["context"], cluster)
     forward = _exposed(tensor, job, seconds.forward, constants)
@@ -227,10 +233,11 @@ def _exposed(tensor: Cost, job: TrainingStep, products_s: float, constants: Cons
     return tensor._replace(seconds=tensor.seconds - hidden)
 
 
-def _coded(seconds: Seconds, job: TrainingStep, cluster: Cluster, constants: Constants) -> Seconds:
+def _coded(
+    seconds: Seconds, parameters: int, job: TrainingStep, cluster: Cluster, constants: Constants
+) -> Seconds:
     """Return a block's compute seconds with those of the 8-bit codecs of its collectives."""
-    numbers = job.block_parameters / job.layout.tensor
-    once = coding_seconds(numbers, cluster.device, constants)
+    once = coding_seconds(parameters / job.layout.tensor, cluster.device, constants)
     gathers, reduces = (codec in ("int8", "float8") for codec in (job.gather, job.reduce))
     gathers = gathers and job.linear == "compute"  # 8-bit products cast to 8 bits anyway
     return seconds._replace(

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from penstock.devices.figures import Device
+from penstock.models.decoder.layer_kind import LayerKind
 from penstock.parallel.activation_checkpointing_plan import Mode
 from penstock.plan.job import Kernels, TrainingStep
 
 _KERNELS: dict[Kernels, tuple[int, int]] = {"eager": (45, 80), "fused": (28, 50), "compiled": (16, 30)}
-"""Number of kernels of a block, forward and backward."""
+"""Number of kernels of a block of two parts, forward and backward."""
 _PASSES: dict[Kernels, tuple[int, int, int]] = {
     "eager": (38, 14, 5),
     "fused": (10, 4, 5),
@@ -105,14 +106,15 @@ def _peak(job: TrainingStep, device: Device) -> float:
     return 1e12 * peak * clock
 
 
-def block_seconds(job: TrainingStep, device: Device, constants: Constants, *, window: int | None) -> Seconds:
-    """Return the compute time on one rank of a block with an attention window; None: it sees whole rows."""
+def block_seconds(job: TrainingStep, device: Device, constants: Constants, kind: LayerKind) -> Seconds:
+    """Return the compute time of a block on one rank."""
     tokens, tensor = job.rank_tokens, job.layout.tensor
-    forward, backward = products(job, _matrices(job), device, constants)
-    pairs = attention_flops(job, window) * tokens / tensor / attention_speed(job, device)
-    moved = block_passes(job) * tokens / tensor / _memory(device, constants)
-    gaps, gaps_back = (n * (GAP_S if device.architecture != "cpu" else 0) for n in _KERNELS[job.kernels])
-    host, host_back = (n * device.launch_us / 1e6 for n in _KERNELS[job.kernels])
+    forward, backward = products(job, _matrices(job, kind), device, constants)
+    pairs = attention_flops(job, kind) * tokens / tensor / attention_speed(job, device)
+    moved = block_passes(job, kind) * tokens / tensor / _memory(device, constants)
+    kernels = [n * len(kind.parts) / 2 for n in _KERNELS[job.kernels]]
+    gaps, gaps_back = (n * (GAP_S if device.architecture != "cpu" else 0) for n in kernels)
+    host, host_back = (n * device.launch_us / 1e6 for n in kernels)
     return Seconds(
         max(forward + pairs + moved + gaps, host),
         max(backward + _PAIRS_BACK * pairs + 2 * moved + gaps_back, host_back),
@@ -144,13 +146,15 @@ def products(
     return 2 * forward / rate, 2 * (inputs + weights) / rate
 
 
-def _matrices(job: TrainingStep) -> list[tuple[float, float]]:
+def _matrices(job: TrainingStep, kind: LayerKind) -> list[tuple[float, float]]:
     model, tensor = job.model, job.layout.tensor
     hidden, wide = model.hidden_size, model.intermediate_size / tensor
     heads = model.num_attention_heads * model.size_of_head / tensor
     keys = model.key_value_heads * model.size_of_head / tensor
     inner = 2 * wide if model.family.has_gate else wide
-    return [(hidden, heads + 2 * keys), (heads, hidden), (hidden, inner), (wide, hidden)]
+    of_attention = [(hidden, heads + 2 * keys), (heads, hidden)]
+    of_mlp = [(hidden, inner), (wide, hidden)]
+    return of_attention * (kind.attention is not None) + of_mlp * (kind.feed_forward is not None)
 
 
 def head_seconds(job: TrainingStep, device: Device, constants: Constants) -> Seconds:
@@ -168,10 +172,12 @@ def update_seconds(job: TrainingStep, device: Device, constants: Constants) -> f
     return 2 * job.state_bytes * job.learned_of_rank / _memory(device, constants)
 
 
-def attention_flops(job: TrainingStep, window: int | None) -> float:
+def attention_flops(job: TrainingStep, kind: LayerKind) -> float:
     """Return the FLOP of a block's attention for one token, forward, over all heads and visible tokens."""
     model, length = job.model, job.sequence_length
-    keys = _seen(length, window)
+    if kind.attention is None:
+        return 0.0
+    keys = _seen(length, kind.attention.window)
     if job.layout.context > 1 and job.context_rule == "all_gather" and not job.context_balanced:
         keys = length  # masked, not skipped; the last rank of a row sees all of it
     return 4 * model.num_attention_heads * model.size_of_head * keys
@@ -184,20 +190,21 @@ def _seen(length: int, window: int | None) -> float:
     return window - window**2 / (2 * length)
 
 
-def block_passes(job: TrainingStep) -> float:
+def block_passes(job: TrainingStep, kind: LayerKind) -> float:
     """Return the bytes per token that a block's forward moves, without its products and attention."""
     model, size = job.model, job.compute_bytes
     hidden, wide = model.hidden_size, model.intermediate_size
     heads = model.num_attention_heads * model.size_of_head
     keys = model.key_value_heads * model.size_of_head
     by_hidden, by_heads, by_wide = _PASSES[job.kernels]
-    by_hidden += (len(model.block_norms) - 2) * _NORM_PASSES[job.kernels]
-    by_wide -= not model.family.has_gate  # no product with up
+    parts, has_attention, has_mlp = len(kind.parts), kind.attention is not None, kind.feed_forward is not None
+    by_hidden = by_hidden * parts // 2 + (len(model.block_norms(kind)) - parts) * _NORM_PASSES[job.kernels]
+    by_heads, by_wide = by_heads * has_attention, (by_wide - (not model.family.has_gate)) * has_mlp
     moved = float(size * (by_hidden * hidden + by_heads * (heads + keys) + by_wide * wide))
     if job.linear != "compute":
         whole = job.layout.tensor if job.linear == "float8_rowwise" else 1  # cast after they are gathered
-        moved += _CAST_BYTES * (2 * hidden * whole + heads + wide)
-    if job.attention == "plain":
+        moved += _CAST_BYTES * (parts * hidden * whole + heads * has_attention + wide * has_mlp)
+    if job.attention == "plain" and has_attention:
         moved += 6 * size * model.num_attention_heads * job.sequence_length
     return moved
 

@@ -12,6 +12,7 @@ speculative decoding, pipelines.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
@@ -20,6 +21,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.units import mib
 from penstock.devices.figures import Architecture, Device
 from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.layer_kind import LayerKind
 from penstock.parallel.layout import RankLayout
 from penstock.plan.candidates import divisors
 from penstock.plan.comm import HOP_S, LINK_SHARE, all_reduce, group
@@ -34,7 +36,8 @@ _READ_SHARE = {16: 0.83, 8: 0.70, 4: 0.60}
 """Share of the memory bandwidth that matrix-vector products reach, by bits per weight: gpt-fast's authors
 report 1,700 of 2,039 GB/s; 8 and 4 bits are *fitted* to their Llama 2 70B on one A100."""
 _KERNELS = {True: 13, False: 25}
-"""Number of kernels of a block in one decode step, compiled (counted on the null GPU) or not (on an H200)."""
+"""Number of kernels of a block of two parts in one decode step, compiled (counted on the null GPU) or not (on
+an H200)."""
 _BY_NUMBER = {True: 1.0, False: 0.5}
 """Speed of passes over activations relative to that of passes over memory: kernels that are not compiled read
 parts of merged rows and turned halves by the number, not 16 bytes at a time."""
@@ -43,8 +46,8 @@ _KERNEL_S: Mapping[Architecture, float] = {"hopper": GAP_S, "blackwell": GAP_S}
 _KERNEL_OLDER_S = 4.15e-6
 """The same on other architectures: *fitted* to gpt-fast's Llama 2 7B on one A100."""
 _HOST_BLOCK_S = 350e-6
-"""Host seconds to launch the kernels of a block one by one: *fitted* to IBM's 29 ms, about 30 kernels at 10
-us and two collectives at 25. gpt-fast reports three times that, uncompiled."""
+"""Host seconds to launch the kernels of a block of two parts one by one: *fitted* to IBM's 29 ms, about 30
+kernels at 10 us and two collectives at 25. gpt-fast reports three times that, uncompiled."""
 _MEASURED = {"H100-80GB": "2026-11-26", "H200": "2026-11-28"}
 """Devices on which Penstock's engine ran, with the date of the result."""
 _SCALES = {16: 0, 8: 0, 4: 1}
@@ -135,18 +138,20 @@ def predict_decode(job: DecodeJob, cluster: Cluster, constants: Constants = FITT
     """
     held = device_bytes(job)
     _check(job, cluster, held)
-    device, blocks = cluster.device, job.model.num_hidden_layers
+    device, kinds = cluster.device, Counter(job.model.layers)
+    parts = sum(count * len(kind.parts) for kind, count in kinds.items())
     bytes_s = _READ_SHARE[job.weight_bits] * device.memory_gb_s * 1e9
     memory = held / bytes_s
     multiplied = 2 * job.batch * _multiplied(job.model) / job.tensor / _speed(job, cluster, constants)
     compute = max(0.0, multiplied - _weight_bytes(job) / bytes_s)  # the cache is read before or after
     message = _all_reduce_s(job, cluster, tokens=job.batch)
-    launches = blocks * _KERNELS[job.compiled] * _KERNEL_S.get(device.architecture, _KERNEL_OLDER_S)
-    moved = blocks * _passes(job) * job.batch / job.tensor
+    launches = parts / 2 * _KERNELS[job.compiled] * _KERNEL_S.get(device.architecture, _KERNEL_OLDER_S)
+    passes = sum(count * _passes(job, kind) for kind, count in kinds.items())
+    moved = passes * job.batch / job.tensor
     kernels = launches + moved / (_BY_NUMBER[job.compiled] * constants.memory * device.memory_gb_s * 1e9)
-    collectives = blocks * 2 * message
+    collectives = parts * message
     busy = memory + compute + kernels + collectives
-    host = 0.0 if job.graphs else max(0.0, blocks * _HOST_BLOCK_S - busy)
+    host = 0.0 if job.graphs else max(0.0, parts / 2 * _HOST_BLOCK_S - busy)
     return DecodePrediction(
         token_s=busy + host,
         memory_s=memory,
@@ -161,7 +166,7 @@ def predict_decode(job: DecodeJob, cluster: Cluster, constants: Constants = FITT
     )
 
 
-def _passes(job: DecodeJob) -> float:
+def _passes(job: DecodeJob, kind: LayerKind) -> float:
     """Return the bytes per token that a block moves, without its products.
 
     Not compiled, a block reads and writes numbers as many times as its kernels do: of the hidden width, two
@@ -170,11 +175,14 @@ def _passes(job: DecodeJob) -> float:
     product (3), or ReLU (2) and its square (2).
     """
     if job.compiled:
-        return block_passes(_forward(job))
+        return block_passes(_forward(job), kind)
     model = job.model
-    turned = (model.num_attention_heads + model.key_value_heads) * model.size_of_head
-    by_hidden, by_wide = 2 * len(model.block_norms) + 6, 5 if model.family.has_gate else 4
-    return 2.0 * (by_hidden * model.hidden_size + 12 * turned + by_wide * model.intermediate_size)
+    numbers = (2 * len(model.block_norms(kind)) + 3 * len(kind.parts)) * model.hidden_size
+    if kind.attention is not None:
+        numbers += 12 * (model.num_attention_heads + model.key_value_heads) * model.size_of_head
+    if kind.feed_forward is not None:
+        numbers += (5 if model.family.has_gate else 4) * model.intermediate_size
+    return 2.0 * numbers
 
 
 def _all_reduce_s(job: DecodeJob, cluster: Cluster, *, tokens: int) -> float:
@@ -218,10 +226,11 @@ def _forward(job: DecodeJob) -> TrainingStep:
 def _prefill_s(job: DecodeJob, cluster: Cluster, constants: Constants) -> float:
     forward = _forward(job)
     sent = _all_reduce_s(job, cluster, tokens=job.batch * job.prompt_tokens)
-    blocks = sum(
-        block_seconds(forward, cluster.device, constants, window=window).forward + 2 * sent
-        for window in job.model.windows
-    )
+    seconds = {
+        kind: block_seconds(forward, cluster.device, constants, kind).forward + len(kind.parts) * sent
+        for kind in set(job.model.layers)
+    }
+    blocks = sum(seconds[kind] for kind in job.model.layers)
     return blocks + head_seconds(forward, cluster.device, constants).forward
 
 

@@ -1,11 +1,14 @@
 """Training step to predict: model, layout and settings, without the machines; no torch."""
 
 import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from penstock.core.errors import ConfigError
 from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.layer_kind import LayerKind
 from penstock.nn.linear.adapter_config import GROUP, OUTPUT_MATRIX, AdapterConfig
 from penstock.parallel.activation_checkpointing_plan import Mode
 from penstock.parallel.config import Schedule
@@ -117,12 +120,12 @@ class TrainingStep:
         """Mode of each block."""
         return (self.modes,) * self.model.num_hidden_layers if isinstance(self.modes, str) else self.modes
 
-    @property
-    def kept_by_mode(self) -> dict[Mode, int]:
-        """Bytes that one block keeps on a rank for a micro-batch, by mode."""
+    def kept_by_mode(self, kind: LayerKind) -> dict[Mode, int]:
+        """Return the bytes that a block keeps on a rank for a micro-batch, by mode."""
         is_compiled = self.kernels == "compiled" and not self.on_cpu
         kept = block_bytes(
             self.model,
+            kind,
             tokens=self.rank_tokens,
             compute_bytes=self.compute_bytes,
             tensor=self.layout.tensor,
@@ -138,6 +141,7 @@ class TrainingStep:
                 self.rank_tokens
                 * adapter_bytes(
                     self.model,
+                    kind,
                     self.adapter,
                     compute_bytes=self.compute_bytes,
                     tensor=self.layout.tensor,
@@ -196,35 +200,40 @@ class TrainingStep:
         """Number of ranks that FSDP shards each parameter over."""
         return 1 if self.whole_base else self.layout.shard * self.layout.context
 
-    @property
-    def block_parameters(self) -> int:
-        """Parameters of one block, unsharded."""
-        return self.in_blocks // self.model.num_hidden_layers
+    def in_blocks(self, layers: Sequence[LayerKind]) -> int:
+        """Return the parameters of some blocks, unsharded; the last norm is counted in equal parts in all."""
+        last_norm = len(layers) * self.model.hidden_size // self.model.num_hidden_layers
+        return self.model.parameters_of(layers) + last_norm
 
     @property
-    def in_blocks(self) -> int:
-        """Parameters of all blocks, unsharded."""
-        return self.model.num_parameters - self.outside
+    def largest_block(self) -> int:
+        """Parameters of the largest block, unsharded."""
+        return max(self.in_blocks([kind]) for kind in set(self.model.layers))
 
     @property
     def outside(self) -> int:
         """Parameters of the embedding and the output matrix."""
         return self.model.vocab_size * self.model.hidden_size * (1 if self.model.tie_word_embeddings else 2)
 
-    def learned_of_block(self) -> int:
+    def learned_of_block(self, kind: LayerKind) -> int:
         """Return the numbers of a block that a rank learns, before FSDP shards them."""
         tensor = self.layout.tensor
         if self.adapter is None:
-            return self.block_parameters // tensor
+            return self.in_blocks([kind]) // tensor
         numbers = 0
-        for name in self.adapter.layers:
-            outputs, inputs = self.model.linear_shapes[name]
+        for name, (outputs, inputs) in self._adapted(kind, self.adapter):
             by_inputs = name in ("output", "down")  # the matrix with a side that is not cut is on every rank
             outputs, inputs = (outputs, inputs // tensor) if by_inputs else (outputs // tensor, inputs)
             numbers += self.adapter.num_parameters(outputs, inputs)
         return numbers + self.saved(in_blocks=True) // self.model.num_hidden_layers
 
-    def summed_of_block(self) -> int:
+    def _adapted(self, kind: LayerKind, adapter: AdapterConfig) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Yield name, outputs and inputs of the adapted layers of a block."""
+        for path, shape in self.model.linear_shapes(kind).items():
+            if (name := path.rpartition(".")[2]) in adapter.layers:
+                yield name, shape
+
+    def summed_of_block(self, kind: LayerKind) -> int:
         """Return the numbers of a block's adapters that every tensor-parallel rank holds whole.
 
         Each sees part of the work, so their gradients are summed in every backward pass.
@@ -232,8 +241,7 @@ class TrainingStep:
         if self.adapter is None or self.layout.tensor == 1:
             return 0
         numbers = 0
-        for name in self.adapter.layers:
-            outputs, inputs = self.model.linear_shapes[name]
+        for name, (outputs, inputs) in self._adapted(kind, self.adapter):
             by_inputs = name in ("output", "down")
             numbers += self.adapter.rank * (outputs if by_inputs else inputs)
             numbers += outputs * (by_inputs and self.adapter.has_magnitudes)
@@ -283,17 +291,17 @@ class TrainingStep:
         layout = self.layout
         if self.adapter is None:
             return self.model.num_parameters / layout.tensor / layout.pipeline / self.shard_ranks
-        in_blocks = self.learned_of_block() * self.model.num_hidden_layers / layout.pipeline
+        kinds = Counter(self.model.layers).items()
+        in_blocks = sum(count * self.learned_of_block(kind) for kind, count in kinds) / layout.pipeline
         return (in_blocks + self.learned_outside()) / self.shard_ranks
 
-    @property
-    def frozen_block_bytes(self) -> float:
-        """Bytes of a block's frozen weights on a rank, before FSDP shards them."""
+    def frozen_bytes(self, kind: LayerKind) -> float:
+        """Return the bytes of a block's frozen weights on a rank, before FSDP shards them."""
         if self.adapter is None:
             return 0.0
         rounded = {"compute": 0.0, "int8": 1.0, "int4": 0.5 + 2 / GROUP}[self.adapter.base]
-        matrices = sum(math.prod(self.model.linear_shapes[name]) for name in self.adapter.layers)
-        other = self.block_parameters - (matrices if rounded else 0)
+        matrices = sum(math.prod(shape) for _, shape in self._adapted(kind, self.adapter))
+        other = self.in_blocks([kind]) - (matrices if rounded else 0)
         return (self.compute_bytes * other + rounded * matrices * bool(rounded)) / self.layout.tensor
 
     @property

@@ -14,10 +14,12 @@ allocator, and the memory of libraries and contexts, are covered by the search's
 rounded down; the batch itself is not counted.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
 from penstock.core.units import mib
+from penstock.models.decoder.layer_kind import LayerKind
 from penstock.nn.loss_chunks import chunk_tokens
 from penstock.parallel.activation_checkpointing_plan import Mode
 from penstock.parallel.layout import blocks_of, in_progress
@@ -109,18 +111,24 @@ class Rank:
 
     job: TrainingStep
     kept: BytesPerParameter
+    layers: tuple[LayerKind, ...]
+    """Kinds of its blocks."""
     modes: tuple[Mode, ...]
     """Modes of its blocks."""
-    block: int
-    """Parameters of a block."""
+    kept_by_mode: tuple[Mapping[Mode, int], ...]
+    """Bytes that each of its blocks keeps for a micro-batch, by mode."""
+    blocks: tuple[int, ...]
+    """Parameters of each of its blocks."""
+    in_blocks: int
+    """Parameters in its blocks, the last norm included."""
     first: int
     """Parameters of the embedding, if it has it."""
     last: int
     """Parameters of the output matrix, if it has it and it is not tied to the embedding."""
     has_loss: bool
     place: int
-    learned_block: int
-    """Numbers of a block that it learns: the parameters, or those of its adapters."""
+    learned_blocks: tuple[int, ...]
+    """Numbers of each block that it learns: the parameters, or those of its adapters."""
     learned_outside: int
     """Numbers outside of the blocks that it learns."""
     frozen: int
@@ -140,8 +148,11 @@ class Rank:
         is_last = place == layout.pipeline - 1
         first = matrix if place == 0 else 0
         last = matrix if is_last and (place > 0 or not model.tie_word_embeddings) else 0
-        block, learned, frozen = job.block_parameters // layout.tensor, job.learned_of_block(), 0
-        outside = first + last
+        layers, frozen = tuple(model.layers[index] for index in mine), 0
+        kept_by_mode = {kind: job.kept_by_mode(kind) for kind in set(layers)}
+        learned = {kind: job.learned_of_block(kind) for kind in set(layers)}
+        blocks = {kind: job.in_blocks([kind]) // layout.tensor for kind in set(layers)}
+        in_blocks, outside = job.in_blocks(layers) // layout.tensor, first + last
         if job.adapter is not None:
             outside = job.adapter.new_rows * model.hidden_size * (bool(first) + bool(last))
             outside += job.learned_of_output() * is_last
@@ -150,19 +161,24 @@ class Rank:
                 for name, here in (("embed", first), ("unembed", last))
                 if here and name in job.adapter.saved
             )
-            frozen = round(len(mine) * job.frozen_block_bytes) + job.compute_bytes * (first + last)
-            block = learned + (0 if job.whole_base else block)
+            frozen = round(sum(count * job.frozen_bytes(kind) for kind, count in Counter(layers).items()))
+            frozen += job.compute_bytes * (first + last)
+            blocks = {kind: learned[kind] + (0 if job.whole_base else blocks[kind]) for kind in blocks}
+            in_blocks = sum(blocks[kind] for kind in layers)
             first, last = (0, 0) if job.whole_base else (first, last)  # what is gathered
         return cls(
             job=job,
             kept=kept,
+            layers=layers,
             modes=tuple(job.block_modes[index] for index in mine),
-            block=block,
+            kept_by_mode=tuple(kept_by_mode[kind] for kind in layers),
+            blocks=tuple(blocks[kind] for kind in layers),
+            in_blocks=in_blocks,
             first=first,
             last=last,
             has_loss=is_last,
             place=place,
-            learned_block=learned,
+            learned_blocks=tuple(learned[kind] for kind in layers),
             learned_outside=outside,
             frozen=frozen,
         )
@@ -175,9 +191,17 @@ class Rank:
     @property
     def learned_in_blocks(self) -> int:
         """Those in its blocks."""
-        if self.job.adapter is None:
-            return self.in_blocks
-        return self.learned_block * len(self.modes)
+        return self.in_blocks if self.job.adapter is None else sum(self.learned_blocks)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of its largest block, gathered."""
+        return self.c * max(self.blocks)
+
+    @property
+    def all_block_bytes(self) -> int:
+        """Bytes of its blocks, gathered."""
+        return self.c * sum(self.blocks)
 
     @property
     def cut(self) -> int:
@@ -195,12 +219,9 @@ class Rank:
         return self.in_blocks + self.outside
 
     @property
-    def in_blocks(self) -> int:
-        """Parameters in the blocks, the last norm included."""
-        if self.job.adapter is not None:
-            return self.block * len(self.modes)
-        layers = self.job.model.num_hidden_layers
-        return self.job.in_blocks * len(self.modes) // layers // self.job.layout.tensor
+    def last_of_kinds(self) -> set[int]:
+        """Index of the last block with each set of parts: of such blocks, its backward needs most."""
+        return set({kind.parts: index for index, kind in enumerate(self.layers)}.values())
 
     @property
     def is_whole(self) -> bool:
@@ -234,26 +255,30 @@ class Rank:
         """Bytes of a micro-batch's hidden states between blocks."""
         return self.c * self.job.rank_tokens * self.job.model.hidden_size // self.job.layout.tensor
 
-    def of_mode(self, mode: Mode) -> int:
-        """Bytes that a block keeps in a mode."""
-        return self.job.kept_by_mode[mode]
+    @property
+    def kept_bytes(self) -> list[int]:
+        """Bytes that each block keeps for a micro-batch, in its mode."""
+        return [by_mode[mode] for by_mode, mode in zip(self.kept_by_mode, self.modes, strict=True)]
 
-    def in_pass(self, mode: Mode) -> int:
-        """Bytes that a block keeps for all micro-batches of a pass."""
-        return self.job.batches_per_pass * self.of_mode(mode)
+    @property
+    def activations(self) -> list[int]:
+        """Bytes that each block keeps for all micro-batches of a pass."""
+        return [self.job.batches_per_pass * kept for kept in self.kept_bytes]
 
     @property
     def other_streams(self) -> int:
         """Bytes of the hidden-state gradients of a pass's other micro-batches, while a block works on one."""
         return (self.job.batches_per_pass - 1) * self.stream
 
-    def at_work(self, mode: Mode) -> int:
+    def at_work(self, index: int) -> int:
         """Bytes that a block's backward allocates: recomputed activations and temporaries."""
-        job, again = self.job, self.of_mode("keep") - self.of_mode(mode)
+        job, mode, kept = self.job, self.modes[index], self.kept_by_mode[index]
+        again = kept["keep"] - kept[mode]
         if mode != "keep":
             again += self.stream if mode == "full" else 0
         return max(0, again) + working_bytes(
             job.model,
+            self.layers[index],
             tokens=job.rank_tokens,
             compute_bytes=self.c,
             tensor=job.layout.tensor,
@@ -295,13 +320,12 @@ class Rank:
         hidden = self.c * tokens * model.hidden_size * (1 if job.layout.tensor == 1 else 2)
         return logits + product + gradient + hidden
 
-    @property
-    def down(self) -> int:
-        """Bytes of the gradient of the feed-forward's last matrix, the first one of a block."""
+    def down(self, index: int) -> int:
+        """Bytes of the gradient of a block's last matrix, the first one that is computed."""
         if self.job.adapter is not None:
             return 0
-        model = self.job.model
-        return self.c * model.hidden_size * model.intermediate_size // self.job.layout.tensor
+        *_, (outputs, inputs) = self.job.model.linear_shapes(self.layers[index]).values()
+        return self.c * outputs * inputs // self.job.layout.tensor
 
     @property
     def output_gradient(self) -> int:
@@ -333,10 +357,11 @@ class Rank:
         """Bytes of the blocks' parameters that stay between forward and backward."""
         if self.casts:  # a block that is recomputed casts again, unless it is compiled
             plain = self.job.on_cpu or self.job.kernels != "compiled"
-            cast = [mode for mode in self.modes if not (plain and mode != "keep")]
+            modes = zip(self.blocks, self.modes, strict=True)
+            cast = sum(block for block, mode in modes if not (plain and mode != "keep"))
             has_codes = not plain and self.job.linear == "float8_tensorwise"
-            return (1 if has_codes else self.c) * self.block * len(cast)
-        whole, after = self.c * self.block * len(self.modes), self.job.reshard_after_forward
+            return (1 if has_codes else self.c) * cast
+        whole, after = self.all_block_bytes, self.job.reshard_after_forward
         stays = 0 if after is True else whole if after is False else whole // after
         return max(stays, self.kept_parameters)
 
@@ -344,15 +369,14 @@ class Rank:
         """Bytes of the blocks that stay from one pass to the next, beyond those already present."""
         if self.cut == 1 or not self.job.turning:
             return 0
-        blocks = self.c * self.block
-        return min(2 * blocks, self.ahead, max(0, blocks * len(self.modes) - there))
+        return min(2 * self.block_bytes, self.ahead, max(0, self.all_block_bytes - there))
 
     @property
     def kept_parameters(self) -> int:
         """Bytes of the blocks' parameters that stay gathered through a step."""
         if self.cut == 1:
             return 0
-        return round(min(self.job.keep_mib * _MIB, self.c * self.block * len(self.modes)))
+        return round(min(self.job.keep_mib * _MIB, self.all_block_bytes))
 
     @property
     def kept_gradients(self) -> int:
@@ -373,7 +397,7 @@ class Rank:
         """
         if self.cut == 1:
             return 0
-        block, root = FLOAT32 * self.learned_block, FLOAT32 * self.learned_outside
+        block, root = FLOAT32 * max(self.learned_blocks), FLOAT32 * self.learned_outside
         if not self.is_behind:
             return block if done else 0
         window_bytes = min(self.job.window_mib * _MIB, FLOAT32 * self.learned * self.job.num_passes)
@@ -391,11 +415,9 @@ class Rank:
         """Bytes of gathers in flight."""
         if self.cut == 1:
             return 0
-        blocks = self.c * self.block * (2 if self.job.overlapped else 1)
+        blocks = self.block_bytes * (2 if self.job.overlapped else 1)
         window_bytes = self.job.window_mib * _MIB
-        return (
-            round(min(max(window_bytes, self.c * self.block), self.c * self.all)) if window_bytes else blocks
-        )
+        return round(min(max(window_bytes, self.block_bytes), self.c * self.all)) if window_bytes else blocks
 
 
 def _stays(rank: Rank) -> Memory:
@@ -408,20 +430,19 @@ def _stays(rank: Rank) -> Memory:
 
 def _in_place(rank: Rank) -> Iterator[Memory]:
     """Yield the moments of a rank that has all blocks, unsharded."""
-    before = rank.gradients if rank.job.num_passes > 1 else 0
-    activations = [rank.in_pass(mode) for mode in rank.modes]
+    before, activations = rank.gradients if rank.job.num_passes > 1 else 0, rank.activations
     kept = sum(activations) + rank.around
     yield replace(_stays(rank), gradients=before, activations=kept, loss=rank.loss, moment="loss")
-    for index in {len(rank.modes) - 1, 0}:
-        done = rank.learned_block * (len(rank.modes) - 1 - index)
+    for index in rank.last_of_kinds | {0}:
+        done = sum(rank.learned_blocks[index + 1 :])
         outside = (rank.last or rank.first) if rank.job.adapter is None else rank.learned_outside
         done += min(outside, rank.learned_outside)
         yield replace(
             _stays(rank),
             gradients=before or FLOAT32 * done,
-            gathered=rank.down,
+            gathered=rank.down(index),
             activations=sum(activations[: index + 1]) + rank.tables,
-            working=rank.at_work(rank.modes[index]) + rank.other_streams,
+            working=rank.at_work(index) + rank.other_streams,
             moment="backward",
         )
 
@@ -432,10 +453,9 @@ def _in_turn(rank: Rank) -> Iterator[Memory]:
     stay = rank.job.num_passes > 1 or (rank.job.on_cpu and rank.is_behind and rank.cut > 1)
     before = rank.gradients if stay else 0  # pending reductions hold the last step's until the next
     before = round(before * (1 - unreduced / (FLOAT32 * rank.learned)))
-    root, sharded = rank.c * rank.outside, rank.cut > 1
-    activations = [rank.in_pass(mode) for mode in rank.modes]
+    root, sharded, activations = rank.c * rank.outside, rank.cut > 1, rank.activations
     stays = replace(_stays(rank), gradients=before, gathered=unreduced)
-    reduced = round(rank.kept.gradients * rank.learned_block / rank.cut)
+    reduced = [round(rank.kept.gradients * learned / rank.cut) for learned in rank.learned_blocks]
     yield replace(
         stays,
         gathered=unreduced + root + rank.after_forward() + rank.turned(rank.after_forward()),
@@ -444,17 +464,17 @@ def _in_turn(rank: Rank) -> Iterator[Memory]:
         buffers=(0 if rank.job.overlapped else rank.ahead) + rank.behind(done=0),
         moment="loss",
     )
-    for index in {max(0, len(rank.modes) - back) for back in (1, 2, 3)} | {0}:
-        done = len(rank.modes) - 1 - index
+    for index in {max(0, len(rank.modes) - back) for back in (2, 3)} | rank.last_of_kinds | {0}:
+        gradients = before or sum(reduced[index + 1 :])
         yield from _of_backward(
-            rank, replace(stays, gradients=before or reduced * done), activations[: index + 1], root=root
+            rank, replace(stays, gradients=gradients), activations[: index + 1], root=root
         )
     reduction = FLOAT32 * rank.learned_outside * (1 + 1 / rank.cut if sharded else 1)
     reduction = max(reduction, rank.behind(done=0) + FLOAT32 * rank.learned_outside / rank.cut)
     turned = rank.turned(rank.kept_parameters) if rank.job.num_passes > 1 else 0
     yield replace(
         stays,
-        gradients=before or reduced * len(rank.modes),
+        gradients=before or sum(reduced),
         gathered=unreduced + root + turned,
         buffers=round(reduction),
         moment="reduction",
@@ -470,24 +490,25 @@ def _of_backward(rank: Rank, stays: Memory, activations: list[int], *, root: int
     index, sharded = len(activations) - 1, rank.cut > 1
     done = len(rank.modes) - len(activations)
     around = stays.gathered + root + rank.output_gradient
-    are_there = rank.after_forward() >= rank.c * rank.block * len(rank.modes)
+    around += max(rank.c * rank.blocks[index], rank.after_forward())
+    are_there = rank.after_forward() >= rank.all_block_bytes
     ahead = rank.ahead if index and not are_there else 0
     stays = replace(stays, moment="backward")
     yield replace(
         stays,
-        gathered=around + max(rank.c * rank.block, rank.after_forward()) + rank.down,
+        gathered=around + rank.down(index),
         activations=sum(activations) + rank.tables,
-        working=rank.at_work(rank.modes[index]) + rank.other_streams,
+        working=rank.at_work(index) + rank.other_streams,
         buffers=ahead + rank.behind(done=done),
     )
     yield replace(
         stays,
-        gathered=around + max(rank.c * rank.block, rank.after_forward()),
+        gathered=around,
         activations=sum(activations[:-1]) + rank.tables,
         working=rank.stream + rank.other_streams,
         buffers=ahead
-        + max(FLOAT32 * rank.learned_block, rank.behind(done=done + 1))
-        + (FLOAT32 * rank.learned_block // rank.cut if sharded else 0),
+        + max(FLOAT32 * rank.learned_blocks[index], rank.behind(done=done + 1))
+        + (FLOAT32 * rank.learned_blocks[index] // rank.cut if sharded else 0),
     )
 
 
@@ -495,17 +516,17 @@ def _in_stages(rank: Rank) -> Iterator[Memory]:
     """Yield the moments of a pipeline rank with some of the blocks and several micro-batches in flight."""
     job, ranks = rank.job, rank.job.layout.pipeline
     held = in_progress(rank.place, ranks=ranks, per_rank=job.stages_per_rank)
-    each = sum(rank.of_mode(mode) for mode in rank.modes)
+    each = sum(rank.kept_bytes)
     ends = (rank.place == 0) + (rank.place == ranks - 1)
     messages = (2 * job.stages_per_rank - ends) * job.num_micro_batches * rank.stream
-    blocks = len(rank.modes) if job.stages_per_rank > 1 else 1
-    root = 0 if rank.is_whole else rank.c * (rank.outside + blocks * rank.block)
+    blocks = rank.all_block_bytes if job.stages_per_rank > 1 else rank.block_bytes
+    root = 0 if rank.is_whole else rank.c * rank.outside + blocks
     stays = replace(_stays(rank), buffers=messages + rank.ahead, moment="backward")
     begun = min(held, job.num_micro_batches)
     for held, gradients in ((begun, 0), (min(begun, job.num_micro_batches - 1), FLOAT32 * rank.learned)):
         kept = round(held * (each + job.stages_per_rank * rank.tables)) + rank.around + rank.stream
         stays = replace(stays, gathered=root + gradients, activations=kept)
-        yield replace(stays, gathered=root + max(gradients, rank.down), working=rank.at_work(rank.modes[-1]))
+        yield replace(stays, gathered=root + max(gradients, rank.down(-1)), working=rank.at_work(-1))
         if rank.has_loss:
             yield replace(stays, loss=rank.loss, moment="loss")
 

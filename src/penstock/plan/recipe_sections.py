@@ -36,11 +36,9 @@ def _recompute(job: TrainingStep) -> Sections:
     """Return the activation-checkpointing policy of a job's blocks: one for all, or a byte budget."""
     if len(set(job.block_modes)) == 1:
         return {"policy": _POLICY[job.block_modes[0]]}
-    kept = job.kept_by_mode
-    return {
-        "policy": "budget",
-        "budget": str(job.batches_per_pass * sum(kept[mode] for mode in job.block_modes)),
-    }
+    modes = zip(job.model.layers, job.block_modes, strict=True)
+    kept = sum(job.kept_by_mode(kind)[mode] for kind, mode in modes)
+    return {"policy": "budget", "budget": str(job.batches_per_pass * kept)}
 
 
 def with_plan(raw: Mapping[str, Any], planned: Sections) -> Sections:

@@ -176,7 +176,7 @@ def _keeping(
     if memory.total <= room:
         yield whole, memory
         return
-    block = job.block_parameters * job.compute_bytes / job.layout.tensor
+    block = job.largest_block * job.compute_bytes / job.layout.tensor
     if left > 2 * block:
         some = replace(job, keep_mib=float(left // (64 * _MIB) * 64))
         memory = peak(some, question.kept)
@@ -294,7 +294,7 @@ def wider(job: TrainingStep, decided: Mapping[str, Any]) -> Iterator[TrainingSte
     """Yield a job with more gathers in flight, if the setting is open."""
     if not job.overlapped or job.shard_ranks == 1 or "window_mib" in decided:
         return
-    block = job.block_parameters * job.compute_bytes / job.layout.tensor
+    block = job.largest_block * job.compute_bytes / job.layout.tensor
     for blocks in _WINDOWS:
         yield replace(job, window_mib=float(-(-blocks * block // _WIRE_MIB)))
 

@@ -43,7 +43,7 @@ from penstock.engine.llm import LLM
 from penstock.models import FAMILIES
 from penstock.models.decoder.config import DecoderConfig
 from penstock.models.decoder.model import Decoder
-from penstock.nn.linear.adapter_config import OUTPUT_MATRIX, AdapterConfig, block_layers
+from penstock.nn.linear.adapter_config import OUTPUT_MATRIX, AdapterConfig
 from penstock.nn.linear.lora import adapter_shapes, is_of_adapter, rounded_by_block
 from penstock.nn.new_rows import NEW_ROWS, put_new_rows
 from penstock.nn.unfilled import on_device, unfilled
@@ -265,9 +265,9 @@ def _merge_adapters(
     own = {name: tensor for name, tensor in trained.state_dict().items() if is_of_adapter(name)}
     rooms = {
         f"{layer}.{part}": torch.empty(shape, device=world.device)
-        for layer in block_layers(config.num_hidden_layers)
+        for layer, (outputs, inputs) in config.linear_layers.items()
         if (of_layer := adapter.of(layer)) is not None
-        for part, shape in adapter_shapes(of_layer, *config.linear_shapes[layer.rpartition(".")[2]]).items()
+        for part, shape in adapter_shapes(of_layer, outputs, inputs).items()
     }
     if adapter.unembed:
         of_output = adapter.of(OUTPUT_MATRIX) or adapter

@@ -561,10 +561,11 @@ def _meter(recipe: TrainConfig, state: TrainState, world: World, peak: RunPeak) 
         from penstock.parallel.sharding.fsdp_waits import count_blocked
 
         blocked = count_blocked(state.model, num_shards=state.mesh.num_shards)
+    blocks = [recipe.model.parameters_of([kind]) for kind in recipe.model.layers]
     return StepMeter(
         flops_per_token=recipe.model.flops_per_token,
         peak_flops=peak.flops,
-        recomputed_share=multiplied_again(recompute_modes(recipe, state.mesh.layout)),
+        recomputed_share=multiplied_again(recompute_modes(recipe, state.mesh.layout), blocks),
         phases=Phases(stamps_for(world.device.type), blocked),
     )
 

@@ -185,7 +185,7 @@ def test_a_rotary_embedding_is_refused_in_words_or_has_finite_angles(family, kin
     except ModelError:
         return
     positions = torch.arange(20)[None]
-    for one, longest in product(config.layer_rope, (8, 64)):
+    for one, longest in product([attention.rope for attention in config.attentions], (8, 64)):
         tables = rope_tables(
             positions,
             head_dim=head_dim,
@@ -247,7 +247,7 @@ def test_gemma_3_is_read_in_both_spellings():
     old = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 5e3}
     assert new == config_of({**GEMMA_3, **old, "sliding_window_pattern": 2, "sliding_window": 7})
     assert new.layer_rope_theta == (5e3, 1e6) * 2
-    assert [rule.scaling is not None for rule in new.layer_rope] == [False, True] * 2
+    assert [one.rope.scaling is not None for one in new.attentions] == [False, True] * 2
     assert config_of(config_json(new)) == new
     assert new.attention_scale == 1 / 16  # query_pre_attn_scalar is 256 where there is none
 
@@ -307,7 +307,7 @@ def test_olmo_3_has_one_base_for_all_layers():
     ):
         config_of({**olmo, "layer_types": 5})
     config = config_of({**olmo, "rope_scaling": yarn, "rope_theta": 500_000})
-    assert [rule.scaling is not None for rule in config.layer_rope] == [False, False, False, True]
+    assert [one.rope.scaling is not None for one in config.attentions] == [False, False, False, True]
     assert config_of(config_json(config)) == config
     with pytest.raises(ModelError, match="another rope_theta than full layers"):
         config_of({**olmo, "rope_theta": 10_000})

@@ -138,7 +138,7 @@ def test_each_layer_has_the_base_and_the_scaling_of_its_kind():
     for name, value in {"scaled_layers": "full_attention", "layer_rope_theta": (1e6, 1e4)}.items():
         object.__setattr__(config, name, value)
     object.__setattr__(config, "rope_scaling", linear)
-    assert config.layer_rope == (
+    assert tuple(attention.rope for attention in config.attentions) == (
         RopeRule(theta=1e6, scaling=linear, rotated=1.0),
         RopeRule(theta=1e4, scaling=None, rotated=1.0),
     )

@@ -11,7 +11,7 @@ KEPT = {"keep": 100, "operators": 60, "full": 10}
 
 
 def modes(num_blocks=4, **settings):
-    return plan(RecomputeConfig(**settings), num_blocks=num_blocks, kept=KEPT)
+    return plan(RecomputeConfig(**settings), kept=[KEPT] * num_blocks)
 
 
 def test_a_policy_treats_all_blocks_alike_or_every_so_many():

@@ -61,7 +61,7 @@ def test_blocks_stay_at_the_turns_of_a_pass():
         for turning in (0, 1)
     ]
     extra = {moment: by_moment[1][moment] - size for moment, size in by_moment[0].items()}
-    both = 2 * job().compute_bytes * job().block_parameters
+    both = 2 * job().compute_bytes * job().largest_block
     assert extra == {"loss": both, "backward": 0, "reduction": both, "update": 0}
 
 

@@ -52,8 +52,8 @@ def test_breadth_first_is_written_and_its_budget_is_of_all_micro_batches():
 def test_a_mixture_becomes_a_budget_that_plans_no_more_work():
     mixed = job(modes=("full", "full", "operators", "operators"))
     section = sections_of(mixed)["recompute"]
-    kept = block_bytes(MODEL, tokens=32, compute_bytes=2)
-    modes = plan(RecomputeConfig(**section), num_blocks=4, kept=kept)
+    kept = block_bytes(MODEL, MODEL.layers[0], tokens=32, compute_bytes=2)
+    modes = plan(RecomputeConfig(**section), kept=[kept] * 4)
     assert sum(kept[mode] for mode in modes) <= sum(kept[mode] for mode in mixed.block_modes)
     assert modes.count("full") <= 2
 

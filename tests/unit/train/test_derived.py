@@ -138,6 +138,6 @@ def test_a_checkpoint_of_adapters_has_the_bytes_of_their_numbers(raw: dict[str, 
     recipe = recipe_of(raw)
     run = replace(recipe.run, start_from="base")
     tuned = replace(recipe, run=run, tune=TuneConfig(method="lora", rank=2, layers=("query",)))
-    shape = recipe.model.linear_shapes["query"]
+    shape = recipe.model.linear_layers["layers.0.attention.query"]
     numbers = 2 * sum(shape) * recipe.model.num_hidden_layers
     assert derive(tuned, world_size=1).numbers["checkpoint"] == mib(numbers * 12)

@@ -148,8 +148,7 @@ def neutral_scaling(outputs: int) -> Float[Tensor, "2 outputs"]:
 def sites_of(model: Decoder) -> Iterator[Site]:
     """Yield each linear layer of the blocks."""
     for number, block in enumerate(model.layers):
-        for of in ("attention", "mlp"):
-            owner = block.get_submodule(of)
+        for of, owner in block.named_children():
             for name, child in owner.named_children():
                 path = f"layers.{number}.{of}"
                 if isinstance(child, MergedLinear):

@@ -1,10 +1,10 @@
 """Compiled steps: torch.compile of the blocks, a program for each of some numbers of tokens.
 
-Blocks are compiled, not the network: they are alike, so one program computes all of them, and compiling takes
-seconds where a network takes minutes. The mix of shares in a step does not matter, because paged attention is
-one opaque operator that reads it by itself (nn/kernels/paged_opaque.py): prefill, drafts and decoding use the
-same programs, on every device. Steps look programs up and never compile: a size without a program runs
-uncompiled. Programs are cached on disk for the next process.
+Blocks are compiled, not the network: one program computes all blocks of a kind (torch.compile guards their
+modules), and compiling takes seconds where a network takes minutes. The mix of shares in a step does not
+matter, because paged attention is one opaque operator that reads it by itself (nn/kernels/paged_opaque.py):
+prefill, drafts and decoding use the same programs, on every device. Steps look programs up and never compile:
+a size without a program runs uncompiled. Programs are cached on disk for the next process.
 
 On CPUs a program has 1, 2, 4, ... tokens, and smaller steps are padded. A thread compiles one size after the
 other, on padding only, while plain steps serve. A step of C++ operators is one call there, which no compiled
@@ -50,7 +50,7 @@ _ANY_TOKENS = (512, 48, 8)
 """Tokens of the steps that the program of any number of tokens is compiled with: one for each kernel that
 layers of 8 and 4 bits choose (linear/quantized.py). Where none chooses, the first one alone compiles."""
 
-Program = Callable[[Block, Tensor, Rope, HiddenPages], Tensor]
+Program = Callable[[Block, Tensor, Rope, HiddenPages | None], Tensor]
 
 
 def is_wanted(asked: Compile, *, has_graphs: bool, device: torch.device, ranks: int) -> bool:
@@ -246,16 +246,16 @@ class _CompiledBlock(nn.Module):
         self._block = block
         self._program = program
 
-    def forward(self, x: Tensor, rope: Rope, _: Attend, cache: HiddenPages) -> Tensor:
+    def forward(self, x: Tensor, rope: Rope, _: Attend | None, cache: HiddenPages | None) -> Tensor:
         return self._program(self._block, x, rope, cache)
 
 
-def _compute_block(block: Block, x: Tensor, rope: Rope, pages: HiddenPages) -> Tensor:
+def _compute_block(block: Block, x: Tensor, rope: Rope, pages: HiddenPages | None) -> Tensor:
     """The compiled function. As in training nothing is in place: the compiler decides what to fuse."""
     return Block.forward(block, x, rope, _attend_nothing, pages)
 
 
-def _compute_block_of_any(block: Block, x: Tensor, rope: Rope, pages: HiddenPages) -> Tensor:
+def _compute_block_of_any(block: Block, x: Tensor, rope: Rope, pages: HiddenPages | None) -> Tensor:
     """The function that is compiled for any number of tokens; programs are kept by function."""
     return Block.forward(block, x, rope, _attend_nothing, pages)
 

@@ -11,9 +11,9 @@ from penstock.core.units import mib
 from penstock.engine.scheduling.groups import cache_groups
 from penstock.models.decoder.config import DecoderConfig
 
-_BLOCK_S = 3.4e-3
-"""Seconds to record a block in one graph: 1.98 s for 18 graphs of 32 blocks (serve 8b bfloat16, graphs:
-opened; benchmarks/results/gpu-2026-11-28.json)."""
+_PART_S = 1.7e-3
+"""Seconds to record a part of a block in one graph: 1.98 s for 18 graphs of 32 blocks of two parts (serve 8b
+bfloat16, graphs: opened; benchmarks/results/gpu-2026-11-28.json)."""
 WORKSPACE_BYTES = 2**25
 """Workspace of cuBLAS, which torch allocates for the recording stream: 32 MiB on an H100."""
 _ROW_BYTES = 3 * 8 + 8 + 5 * 8 + 4
@@ -98,7 +98,7 @@ def plan_graphs(
     sizes = tuple(sizes_up_to(max_sequences))
     return GraphPlan(
         sizes=sizes,
-        seconds=2 * len(sizes) * model.num_hidden_layers * _BLOCK_S,
+        seconds=len(sizes) * sum(len(kind.parts) for kind in model.layers) * _PART_S,
         step_bytes=_step_bytes(model, max_sequences, context=context, number_bytes=number_bytes),
         fixed_bytes=fixed_bytes(
             model,
@@ -122,10 +122,13 @@ def fixed_bytes(
 
 def _step_bytes(model: DecoderConfig, sequences: int, *, context: int, number_bytes: int) -> int:
     heads = model.num_attention_heads * model.size_of_head
-    kv_heads = model.key_value_heads * model.size_of_head
-    # residual stream, its norm and a sum; queries, keys, values and their attention; gate, up and product
-    inner = (3 if model.family.has_gate else 2) * model.intermediate_size
-    numbers = 3 * model.hidden_size + 3 * heads + 2 * kv_heads + inner
+    # queries, keys, values and their attention; gate, up and product
+    sizes = {
+        "attention": 3 * heads + 2 * model.key_value_heads * model.size_of_head,
+        "mlp": (3 if model.family.has_gate else 2) * model.intermediate_size,
+    }
+    inner = max(sum(sizes[part] for part in kind.parts) for kind in model.layers)
+    numbers = 3 * model.hidden_size + inner  # the residual stream, its norm and a sum
     parts = min(_MAX_PARTS, -(-context // _SPLIT))
     attended = parts * (heads + model.num_attention_heads) * 4
     return sequences * ((numbers + model.vocab_size) * number_bytes + attended + 8 * _BINS)

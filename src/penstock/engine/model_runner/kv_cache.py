@@ -27,7 +27,7 @@ class PagedCache:
     """Pages for keys and values.
 
     Args:
-        num_layers: layers of the network, or with groups the layers that a block has room for.
+        num_layers: layers with attention, or with groups the layers that a block has room for.
         num_blocks: blocks of the scheduler's pool.
         kv_heads: key-value heads of this rank.
         dtype: dtype of the model, or int8.
@@ -64,7 +64,7 @@ class PagedCache:
             layer: (group, row) for group, layers in enumerate(groups) for row, layer in enumerate(layers)
         }
         self.places = [of_layer[layer] for layer in range(len(of_layer))]
-        """Group and row of each layer."""
+        """Group and row of each layer with attention."""
         # views once: making them costs as much as a small kernel
         self._layers = [(group, self.pages[row, 0], self.pages[row, 1]) for group, row in self.places]
 
@@ -94,7 +94,7 @@ class BoundCache:
         return self.layers[0].step
 
     def attends(self, windows: Sequence[int | None]) -> list[Attend]:
-        """Return the attention of each layer over the pages of this step's sequences."""
+        """Return the attention of each of `layers` over the pages of this step's sequences."""
         kinds = [(id(pages.step), window) for pages, window in zip(self.layers, windows, strict=True)]
         made: dict[tuple[int, int | None], Attend] = {}
         for kind, pages in zip(kinds, self.layers, strict=True):

@@ -46,10 +46,11 @@ from penstock.nn.norm import RMSNorm
 
 
 class FusedBlock(nn.Module):
-    """A block whose norms and residual sums are fused; `x` is changed in place."""
+    """A block of both parts whose norms and residual sums are fused; `x` is changed in place."""
 
     def __init__(self, block: Block) -> None:
         super().__init__()
+        assert block.attention is not None and block.mlp is not None  # noqa: PT018
         self.residual_multiplier = block.residual_multiplier
         self.attention_norm, self.attention = block.attention_norm, block.attention
         self.attention_out_norm, self.mlp_out_norm = block.attention_out_norm, block.mlp_out_norm
@@ -61,7 +62,7 @@ class FusedBlock(nn.Module):
         self,
         x: Float[Tensor, "batch seq hidden"],
         rope: Rope,
-        attend: Attend,
+        attend: Attend | None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch seq hidden"]:
         """Apply the block."""
@@ -81,6 +82,12 @@ class FusedBlock(nn.Module):
         if self.mlp_out_norm is not None:
             delta = self.mlp_out_norm(delta)
         return x.add_(delta, alpha=self.residual_multiplier)
+
+    @classmethod
+    def of(cls, block: Block) -> nn.Module:
+        """Return the fused block; the block itself if it lacks a part, so that its modules compute one by
+        one."""
+        return block if block.attention is None or block.mlp is None else cls(block)
 
     def operands_now(self) -> BlockOperands | None:
         """Return the operands; computed again whenever a layer was packed, quantized or wrapped."""
@@ -109,7 +116,7 @@ MERGED: dict[type[nn.Module], Callable[..., nn.Module]] = {
 }
 """Replacements on every device."""
 
-OPERATORS: dict[type[nn.Module], Callable[..., nn.Module]] = {RMSNorm: FusedRMSNorm.of, Block: FusedBlock}
+OPERATORS: dict[type[nn.Module], Callable[..., nn.Module]] = {RMSNorm: FusedRMSNorm.of, Block: FusedBlock.of}
 """Replacements where the C++ operators are available."""
 
 

@@ -119,9 +119,9 @@ def join_ranks(model: Decoder, whole: DecoderConfig, group: RankGroup) -> None:
     is_whole = whole.family.qk_norm == "whole"
     model.embed = SummedEmbedding(model.embed, group, first=first)  # type: ignore[assignment]
     for block in model.layers:
-        for of, last in (("attention", "output"), ("mlp", "down")):
-            owner = block.get_submodule(of)
-            setattr(owner, last, SummedLinear(owner.get_submodule(last), group))
-        if is_whole:
-            block.get_submodule("attention").mean_squares = RankMeans(group)  # type: ignore[assignment]
+        for of, owner in block.named_children():
+            if last := {"attention": "output", "mlp": "down"}.get(of):
+                setattr(owner, last, SummedLinear(owner.get_submodule(last), group))
+            if of == "attention" and is_whole:
+                owner.mean_squares = RankMeans(group)  # type: ignore[assignment]
     model.config = replace(model.config, vocab_size=whole.vocab_size)

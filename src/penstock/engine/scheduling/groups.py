@@ -27,14 +27,14 @@ class CacheGroup:
     window: int | None
     """Attention window: a token sees itself and `window - 1` before it; None: all."""
     layers: tuple[int, ...]
-    """Indices in the network, ascending; at most `rows_of` all groups."""
+    """Indices among the layers with attention, ascending; at most `rows_of` all groups."""
 
 
 def cache_groups(windows: Sequence[int | None], *, context: int) -> tuple[CacheGroup, ...]:
     """Divide layers into the fewest groups of equal size that leave few layers unused.
 
     Args:
-        windows: of each layer in tokens; None: the whole context.
+        windows: of each layer with attention, in tokens; None: the whole context.
         context: maximum tokens of a sequence; a window of as many is none.
 
     >>> [len(group.layers) for group in cache_groups([4, 4, 4, None] * 2, context=9)]

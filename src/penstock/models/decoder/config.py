@@ -1,12 +1,15 @@
 """Config of a decoder of any family, with the field names of Hugging Face; no torch."""
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf, prod
 from typing import Literal
 
 from penstock.core.errors import ConfigError
+from penstock.models.decoder.layer_kind import AttentionKind, LayerKind
 from penstock.models.families import FAMILY, ModelType, families_with, supported_families
 from penstock.models.family.base import NEUTRAL, Family
 from penstock.models.family.tensors import StoredRows
@@ -179,7 +182,7 @@ class DecoderConfig:
             raise ConfigError(
                 f"rope_scaling of {scaling.rope_type} needs more than 2 rotated dimensions", got=2
             )
-        for rule in self.layer_rope:
+        for rule in (attention.rope for attention in self.attentions):
             if rule.scaling is not None and rule.scaling.rope_type == "yarn" and rule.theta <= 1:
                 raise ConfigError("rope_scaling of yarn needs a rope_theta above 1", got=rule.theta)
         for name in ("short_factor", "long_factor"):
@@ -212,14 +215,19 @@ class DecoderConfig:
         return tuple(name for name in self.family.biased if (has_output if name == "output" else has_bias))
 
     @property
+    def layers(self) -> tuple[LayerKind, ...]:
+        """Kind of each layer."""
+        return _layers_of(self)
+
+    @property
+    def attentions(self) -> tuple[AttentionKind, ...]:
+        """Attention of each layer that has one, in order: the layers of the KV cache."""
+        return tuple(kind.attention for kind in self.layers if kind.attention is not None)
+
+    @property
     def windows(self) -> tuple[int | None, ...]:
-        """Attention window of each layer in tokens; None: the whole context."""
-        if self.layer_types is not None:
-            return tuple(
-                None if kind == "full_attention" else self.sliding_window for kind in self.layer_types
-            )
-        whole = self.max_window_layers
-        return (None,) * whole + (self.sliding_window,) * (self.num_hidden_layers - whole)
+        """Attention window of each of `attentions` in tokens; None: the whole context."""
+        return tuple(attention.window for attention in self.attentions)
 
     @property
     def key_value_heads(self) -> int:
@@ -235,21 +243,6 @@ class DecoderConfig:
     def rotated_dims(self) -> int:
         """Dimensions of a head that rotary embedding turns, an even number."""
         return int(self.size_of_head * self.partial_rotary_factor)
-
-    @property
-    def layer_rope(self) -> tuple[RopeRule, ...]:
-        """Rotary embedding of each layer; layers without positions have one that rotates nothing."""
-        bases = self.layer_rope_theta or (self.rope_theta,) * self.num_hidden_layers
-        return tuple(
-            RopeRule(theta=base, scaling=self._scaling_of(window), rotated=self.partial_rotary_factor)
-            if base
-            else NO_POSITIONS
-            for base, window in zip(bases, self.windows, strict=True)
-        )
-
-    def _scaling_of(self, window: int | None) -> RopeScaling | None:
-        kind = "full_attention" if window is None else "sliding_attention"
-        return self.rope_scaling if self.scaled_layers in (None, kind) else None
 
     @property
     def context(self) -> int:
@@ -271,66 +264,67 @@ class DecoderConfig:
         """Factor on the embeddings; rounded to their dtype if the family says so."""
         return math.sqrt(self.hidden_size) if self.family.scales_embeddings else self.embedding_multiplier
 
-    @property
-    def linear_shapes(self) -> dict[str, tuple[int, int]]:
-        """Outputs and inputs of each linear layer of a block, by the last part of its name."""
+    def linear_shapes(self, kind: LayerKind) -> dict[str, tuple[int, int]]:
+        """Return outputs and inputs of each linear layer of a block by name: "attention.query"."""
         hidden, inner = self.hidden_size, self.intermediate_size
         query = self.num_attention_heads * self.size_of_head
         key_value = self.key_value_heads * self.size_of_head
-        return {
-            "query": (query, hidden),
-            "key": (key_value, hidden),
-            "value": (key_value, hidden),
-            "output": (hidden, query),
-            **({"gate": (inner, hidden)} if self.family.has_gate else {}),
-            "up": (inner, hidden),
-            "down": (hidden, inner),
-        }
-
-    @property
-    def block_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of a block's parameters by name, in model order: "attention.query.weight"."""
-        hidden, linear, norms = (self.hidden_size,), self.linear_shapes, self.block_norms
-        shapes: dict[str, tuple[int, ...]] = {}
-        if "attention_norm" in norms:
-            shapes["attention_norm.weight"] = hidden
-        for name in ("query", "key", "value", "output"):
-            shapes[f"attention.{name}.weight"] = linear[name]
-            if name in self.attention_biases:
-                shapes[f"attention.{name}.bias"] = linear[name][:1]
-        for name in ("query", "key") if self.family.qk_norm else ():
-            size = linear[name][0] if self.family.qk_norm == "whole" else self.size_of_head
-            shapes[f"attention.{name}_norm.weight"] = (size,)
-        for name in ("attention_out_norm", "mlp_norm"):
-            if name in norms:
-                shapes[f"{name}.weight"] = hidden
-        for name in ("gate", "up", "down") if self.family.has_gate else ("up", "down"):
-            shapes[f"mlp.{name}.weight"] = linear[name]
-            if self.mlp_bias:
-                shapes[f"mlp.{name}.bias"] = linear[name][:1]
-        if "mlp_out_norm" in norms:
-            shapes["mlp_out_norm.weight"] = hidden
+        shapes: dict[str, tuple[int, int]] = {}
+        if kind.attention is not None:
+            shapes |= {"attention.query": (query, hidden), "attention.key": (key_value, hidden)}
+            shapes |= {"attention.value": (key_value, hidden), "attention.output": (hidden, query)}
+        if kind.feed_forward is not None:
+            shapes |= {"mlp.gate": (inner, hidden)} if self.family.has_gate else {}
+            shapes |= {"mlp.up": (inner, hidden), "mlp.down": (hidden, inner)}
         return shapes
 
     @property
-    def block_norms(self) -> tuple[str, ...]:
-        """Norms of a block, by name in the order of a forward pass; those of queries and keys left out."""
-        has_in, has_out = self.family.norm_placement != "post", self.family.norm_placement != "pre"
-        has = {"attention_norm": has_in, "attention_out_norm": has_out}
-        has |= {"mlp_norm": has_in, "mlp_out_norm": has_out}
-        return tuple(name for name, is_there in has.items() if is_there)
+    def linear_layers(self) -> dict[str, tuple[int, int]]:
+        """Outputs and inputs of each linear layer of the blocks, by name, in model order."""
+        return {
+            f"layers.{layer}.{name}": shape
+            for layer, kind in enumerate(self.layers)
+            for name, shape in self.linear_shapes(kind).items()
+        }
+
+    def block_shapes(self, kind: LayerKind) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of a block's parameters by name, in model order: "attention.query.weight"."""
+        hidden, linear, norms = (self.hidden_size,), self.linear_shapes(kind), self.block_norms(kind)
+        with_bias = {"mlp.gate", "mlp.up", "mlp.down"} if self.mlp_bias else set()
+        with_bias |= {f"attention.{name}" for name in self.attention_biases}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for part in kind.parts:
+            if f"{part}_norm" in norms:
+                shapes[f"{part}_norm.weight"] = hidden
+            for name in (name for name in linear if name.startswith(f"{part}.")):
+                shapes[f"{name}.weight"] = linear[name]
+                if name in with_bias:
+                    shapes[f"{name}.bias"] = linear[name][:1]
+            for name in ("query", "key") if part == "attention" and self.family.qk_norm else ():
+                size = linear[f"attention.{name}"][0] if self.family.qk_norm == "whole" else self.size_of_head
+                shapes[f"attention.{name}_norm.weight"] = (size,)
+            if f"{part}_out_norm" in norms:
+                shapes[f"{part}_out_norm.weight"] = hidden
+        return shapes
+
+    def block_norms(self, kind: LayerKind) -> tuple[str, ...]:
+        """Return the norms of a block, by name in the order of a forward pass; those of queries and keys left
+        out."""
+        before, after = self.family.norm_placement != "post", self.family.norm_placement != "pre"
+        names = ("_norm",) * before + ("_out_norm",) * after
+        return tuple(part + name for part in kind.parts for name in names)
 
     @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the model's parameters by name, in model order."""
-        matrix = (self.vocab_size, self.hidden_size)
-        block = self.block_shapes
+        matrix, layers = (self.vocab_size, self.hidden_size), self.layers
+        blocks = {kind: self.block_shapes(kind) for kind in set(layers)}
         return {
             "embed.weight": matrix,
             **{
                 f"layers.{layer}.{name}": shape
-                for layer in range(self.num_hidden_layers)
-                for name, shape in block.items()
+                for layer, kind in enumerate(layers)
+                for name, shape in blocks[kind].items()
             },
             "norm.weight": (self.hidden_size,),
             **({} if self.tie_word_embeddings else {"unembed.weight": matrix}),
@@ -344,17 +338,23 @@ class DecoderConfig:
     @property
     def num_parameters(self) -> int:
         """Number of trainable numbers; a tied embedding counts once."""
-        block = sum(map(prod, self.block_shapes.values()))
         matrices = 1 if self.tie_word_embeddings else 2
         ends = matrices * self.vocab_size * self.hidden_size + self.hidden_size
-        return self.num_hidden_layers * block + ends
+        return self.parameters_of(self.layers) + ends
+
+    def parameters_of(self, layers: Iterable[LayerKind]) -> int:
+        """Return the number of trainable numbers of some blocks."""
+        return sum(
+            count * sum(map(prod, self.block_shapes(kind).values()))
+            for kind, count in Counter(layers).items()
+        )
 
     def flops_per_token(self, seq_len: int) -> float:
         """Return the floating-point operations of training per token, forward and backward.
 
-        The convention of model FLOPs utilisation: 6 per multiplied parameter and 12 x layers x width x keys
-        for attention, without the causal half (Chowdhery et al., PaLM, arXiv:2204.02311, appendix B). The
-        input embedding is a lookup, not a product.
+        The convention of model FLOPs utilisation: 6 per multiplied parameter, and 12 x width x keys for the
+        attention of each layer, without the causal half (Chowdhery et al., PaLM, arXiv:2204.02311, appendix
+        B). A window limits the keys. The input embedding is a lookup, not a product.
 
         Args:
             seq_len: row length in tokens: the number of keys per query.
@@ -363,6 +363,25 @@ class DecoderConfig:
         looked_up = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         width = self.num_attention_heads * self.size_of_head
         return 6.0 * (self.num_parameters - looked_up) + 12.0 * width * keys
+
+
+@lru_cache(maxsize=64)
+def _layers_of(config: DecoderConfig) -> tuple[LayerKind, ...]:
+    count, whole, window = config.num_hidden_layers, config.max_window_layers, config.sliding_window
+    windows = (None,) * whole + (window,) * (count - whole)
+    if config.layer_types is not None:
+        windows = tuple(None if kind == "full_attention" else window for kind in config.layer_types)
+    pairs = tuple(zip(windows, config.layer_rope_theta or (config.rope_theta,) * count, strict=True))
+    kinds = {pair: LayerKind(AttentionKind(pair[0], _rope_of(config, *pair))) for pair in set(pairs)}
+    return tuple(kinds[pair] for pair in pairs)
+
+
+def _rope_of(config: DecoderConfig, window: int | None, base: float) -> RopeRule:
+    if not base:
+        return NO_POSITIONS
+    kind = "full_attention" if window is None else "sliding_attention"
+    scaling = config.rope_scaling if config.scaled_layers in (None, kind) else None
+    return RopeRule(theta=base, scaling=scaling, rotated=config.partial_rotary_factor)
 
 
 NO_POSITIONS = RopeRule(theta=1.0, scaling=None, rotated=0.0)

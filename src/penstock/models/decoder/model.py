@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int, Int32, Int64
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from penstock.core.log import Event
 from penstock.models.decoder.config import DecoderConfig
+from penstock.models.decoder.layer_kind import LayerKind
 from penstock.nn.attention import Attend, GroupedQueryAttention, LayerCache, Rope
 from penstock.nn.head import OutputHead
 from penstock.nn.kernels.choose import choose_kernel
@@ -30,6 +31,8 @@ from penstock.nn.rope import query_scales, rope_tables
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
 MicroBatches = tuple[Tensor, ...]
 """One tensor per micro-batch."""
 
@@ -39,11 +42,11 @@ class Cache(Protocol):
 
     @property
     def layers(self) -> Sequence[LayerCache]:
-        """One per block."""
+        """One per block with attention."""
         ...
 
     def attends(self, windows: Sequence[int | None]) -> Sequence[Attend]:
-        """Return the attention of each block over its cached keys and values; `windows` as in
+        """Return the attention of each of `layers` over its keys and values; `windows` as in
         AttentionLayout."""
         ...
 
@@ -59,37 +62,45 @@ class ChooseKernel(Protocol):
 
 
 class Block(nn.Module):
-    """Decoder block: attention and feed-forward, each with norms before, after or both, and a residual
+    """Decoder block: attention, feed-forward or both, each with norms before, after or both, and a residual
     connection."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, kind: LayerKind) -> None:
         super().__init__()
         self.residual_multiplier = config.residual_multiplier
-        norms, family = config.block_norms, config.family
+        norms, family = config.block_norms(kind), config.family
 
         def norm(name: str) -> RMSNorm | None:
             return norm_of(config) if name in norms else None
 
         self.attention_norm = norm("attention_norm")
-        self.attention = GroupedQueryAttention(
-            config.hidden_size,
-            config.num_attention_heads,
-            num_key_value_heads=config.key_value_heads,
-            head_dim=config.size_of_head,
-            scale=config.attention_scale,
-            biases=config.attention_biases,
-            qk_norm=family.qk_norm,
-            norm_eps=config.rms_norm_eps,
-            has_zero_centered_norms=family.has_zero_centered_norms,
+        self.attention = (
+            None
+            if kind.attention is None
+            else GroupedQueryAttention(
+                config.hidden_size,
+                config.num_attention_heads,
+                num_key_value_heads=config.key_value_heads,
+                head_dim=config.size_of_head,
+                scale=config.attention_scale,
+                biases=config.attention_biases,
+                qk_norm=family.qk_norm,
+                norm_eps=config.rms_norm_eps,
+                has_zero_centered_norms=family.has_zero_centered_norms,
+            )
         )
         self.attention_out_norm = norm("attention_out_norm")
         self.mlp_norm = norm("mlp_norm")
-        self.mlp = FeedForward(
-            config.hidden_size,
-            config.intermediate_size,
-            bias=config.mlp_bias,
-            activation=family.activation,
-            is_gated=family.has_gate,
+        self.mlp = (
+            None
+            if kind.feed_forward is None
+            else FeedForward(
+                config.hidden_size,
+                config.intermediate_size,
+                bias=config.mlp_bias,
+                activation=family.activation,
+                is_gated=family.has_gate,
+            )
         )
         self.mlp_out_norm = norm("mlp_out_norm")
 
@@ -97,14 +108,17 @@ class Block(nn.Module):
         self,
         x: Float[Tensor, "batch seq hidden"],
         rope: Rope,
-        attend: Attend,
+        attend: Attend | None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch seq hidden"]:
-        """Apply the block."""
-        mixed = self.attention(_normed(self.attention_norm, x), rope, attend, cache)
-        x = x + _scaled(_normed(self.attention_out_norm, mixed), self.residual_multiplier)
-        inner = self.mlp(_normed(self.mlp_norm, x))
-        return x + _scaled(_normed(self.mlp_out_norm, inner), self.residual_multiplier)
+        """Apply the block; `attend` is None if it has no attention."""
+        if self.attention is not None:
+            mixed = self.attention(_normed(self.attention_norm, x), rope, attend, cache)
+            x = x + _scaled(_normed(self.attention_out_norm, mixed), self.residual_multiplier)
+        if self.mlp is not None:
+            inner = self.mlp(_normed(self.mlp_norm, x))
+            x = x + _scaled(_normed(self.mlp_out_norm, inner), self.residual_multiplier)
+        return x
 
 
 class Decoder(nn.Module):
@@ -117,15 +131,18 @@ class Decoder(nn.Module):
         self.config = config
         self.choose: ChooseKernel = choose_kernel
         """Selects the attention kernel of each forward pass, unless a cache has its own."""
-        self.rope_rules = tuple(dict.fromkeys(config.layer_rope))
+        self.rope_rules = tuple(dict.fromkeys(attention.rope for attention in config.attentions))
         """Rotary embeddings of the layers, each once."""
-        self.rope_of = tuple(map(self.rope_rules.index, config.layer_rope))
-        """Index of each layer's rotary embedding in `rope_rules`."""
+        self.rope_of = tuple(
+            0 if kind.attention is None else self.rope_rules.index(kind.attention.rope)
+            for kind in config.layers
+        )
+        """Index of each layer's rotary embedding in `rope_rules`; layers without attention ignore theirs."""
         self.longest_text = config.context
         """Tokens of the longest text, as `limit_texts` says."""
         self.embedding_multiplier = config.embedding_factor
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(Block(config, kind) for kind in config.layers)
         self.norm = norm_of(config)
         self.unembed = (
             None
@@ -201,9 +218,10 @@ class Decoder(nn.Module):
             attends: Sequence[Attend] = [kernels[window] for window in windows]
         else:
             attends = cache.attends(windows)
-        for index, block in enumerate(self.layers):
-            layer_cache = None if cache is None else cache.layers[index]
-            x = block(x, ropes[self.rope_of[index]], attends[index], layer_cache)
+        caches = [None] * len(windows) if cache is None else cache.layers
+        of_layers = self._in_layers(list(zip(attends, caches, strict=True)), (None, None))
+        for block, rope, of_layer in zip(self.layers, self.rope_of, of_layers, strict=True):
+            x = block(x, ropes[rope], *of_layer)
         out: Tensor = self.norm(x)
         return out
 
@@ -236,10 +254,16 @@ class Decoder(nn.Module):
             window: tuple(self._attend(replace(layout, window=window), embedded) for layout in layouts)
             for window in set(windows)
         }
-        for block, rope, window in zip(self.layers, self.rope_of, windows, strict=True):
-            x = block(x, tuple(tables[rope] for tables in ropes), attends[window])
+        of_layers = self._in_layers([attends[window] for window in windows], (None,) * len(rows))
+        for block, rope, attend in zip(self.layers, self.rope_of, of_layers, strict=True):
+            x = block(x, tuple(tables[rope] for tables in ropes), attend)
         out: Tensor = self.norm(torch.cat(x))
         return out
+
+    def _in_layers(self, of_attentions: Sequence[_T], none: _T) -> list[_T]:
+        """Return for each layer the next of `of_attentions`, or `none` if it has no attention."""
+        rest = iter(of_attentions)
+        return [none if kind.attention is None else next(rest) for kind in self.config.layers]
 
     def embedded(self, input_ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq hidden"]:
         """Return the embeddings, multiplied."""
@@ -270,7 +294,8 @@ class Decoder(nn.Module):
     def initial_std(self, name: str) -> float:
         """Return the standard deviation of a weight matrix at initialisation; see `nn.init`."""
         writes_residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
-        return 0.02 / math.sqrt(2 * self.config.num_hidden_layers) if writes_residual else 0.02
+        num_sums = sum(len(kind.parts) for kind in self.config.layers)
+        return 0.02 / math.sqrt(num_sums) if writes_residual else 0.02
 
     def limit_texts(self, longest: int) -> None:
         """Say how many tokens the longest text of a run or server has; at first it is the whole context.

@@ -40,8 +40,8 @@ def _kinds(raw: Raw) -> list[str]:
 
 def _check(config: "DecoderConfig") -> None:
     has_windows = any(window is not None for window in config.windows)
-    for layer, (rule, window) in enumerate(zip(config.layer_rope, config.windows, strict=True)):
-        is_rotated = window is not None or not has_windows
+    for layer, attention in enumerate(config.attentions):
+        rule, is_rotated = attention.rope, attention.window is not None or not has_windows
         if (rule.rotated > 0) != is_rotated or (is_rotated and rule.theta != config.rope_theta):
             raise ConfigError(
                 "layer_rope_theta of exaone4 models must be 0 in full layers if other layers have a window, "

@@ -94,8 +94,4 @@ def _rules(config: "DecoderConfig") -> dict[str, RopeRule]:
 
 
 def _of_kind(config: "DecoderConfig", kind: str) -> list[RopeRule]:
-    return [
-        rule
-        for rule, window in zip(config.layer_rope, config.windows, strict=True)
-        if (window is None) == (kind == FULL)
-    ]
+    return [one.rope for one in config.attentions if (one.window is None) == (kind == FULL)]

@@ -60,7 +60,7 @@ def _write(config: "DecoderConfig") -> Raw:
     return {
         **write_layer_types(config),
         "use_sliding_window": config.sliding_window is not None,
-        "no_rope_layers": [int(rule.rotated > 0) for rule in config.layer_rope],
+        "no_rope_layers": [int(attention.rope.rotated > 0) for attention in config.attentions],
     }
 
 

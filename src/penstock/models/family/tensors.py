@@ -39,6 +39,7 @@ _BLOCK = {
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
 }
+_Shapes = Mapping[str, tuple[int, ...]]
 _ROTATED = ("attention.query", "attention.key", "attention.query_norm", "attention.key_norm")
 """Modules whose outputs, or whose weights, are dimensions of heads that rotary embedding turns."""
 
@@ -73,19 +74,21 @@ class TensorLayout:
 
     def rows_of(self, config: "DecoderConfig") -> dict[str, StoredRows]:
         """Return where each parameter of a model is stored, by its name, in model order."""
-        shapes, found = config.block_shapes, {}
-        of_block = {name: self._of_block(name, config) for name in shapes}
+        layers, found = config.layers, {}
+        blocks = {kind: self._of_block(config.block_shapes(kind), config) for kind in set(layers)}
         for name, shape in config.parameter_shapes.items():
             if name in _MODEL:
                 found[name] = StoredRows(_MODEL[name], range(shape[0]), shape[0])
                 continue
             _, layer, inside = name.split(".", 2)
-            inner = of_block[inside]
+            inner = blocks[layers[int(layer)]][inside]
             found[name] = StoredRows(f"model.layers.{layer}.{inner.tensor}", inner.rows, inner.num_rows)
         return found
 
-    def _of_block(self, name: str, config: "DecoderConfig") -> StoredRows:
-        shapes = config.block_shapes
+    def _of_block(self, shapes: _Shapes, config: "DecoderConfig") -> dict[str, StoredRows]:
+        return {name: self._of_parameter(name, shapes, config) for name in shapes}
+
+    def _of_parameter(self, name: str, shapes: _Shapes, config: "DecoderConfig") -> StoredRows:
         module, _, kind = name.rpartition(".")
         count = shapes[name][0]
         rows = self._in_head_order(count, config) if module in _ROTATED else range(count)

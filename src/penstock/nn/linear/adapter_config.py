@@ -8,6 +8,7 @@ row of `W + scale * B A` (Liu et al., arXiv:2402.09353).
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
@@ -152,9 +153,12 @@ class AdapterConfig:
         """
         return name.rpartition(".")[0] in self.saved
 
-    def within(self, num_blocks: int) -> "AdapterConfig":
-        """Return the adapter with the layers that its patterns leave in at least one block."""
-        names = block_layers(num_blocks)
+    def within(self, names: Iterable[str]) -> "AdapterConfig":
+        """Return the adapter with the layers that its patterns leave in at least one block.
+
+        Args:
+            names: linear layers of the blocks of a model.
+        """
         found = {name.rpartition(".")[2] for name in names if self.of(name) is not None}
         return replace(
             self,
@@ -174,18 +178,6 @@ class AdapterConfig:
         110
         """
         return self.rank * (outputs + inputs) + (outputs if self.has_magnitudes else 0)
-
-
-def block_layers(num_blocks: int) -> list[str]:
-    """Return the names of all linear layers of the blocks, in model order.
-
-    >>> block_layers(2)[::7]
-    ['layers.0.attention.query', 'layers.1.attention.query']
-    """
-    owners = (("attention", ATTENTION), ("mlp", MLP))
-    return [
-        f"layers.{n}.{owner}.{kind}" for n in range(num_blocks) for owner, kinds in owners for kind in kinds
-    ]
 
 
 def is_group_or_layer(name: str) -> bool:

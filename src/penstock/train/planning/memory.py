@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from penstock.models.decoder.layer_kind import LayerKind
 from penstock.parallel.activation_checkpointing_plan import Mode, plan
 from penstock.parallel.layout import RankLayout
 from penstock.plan.activations import block_bytes
@@ -111,17 +112,21 @@ def recompute_modes(config: TrainConfig, layout: RankLayout) -> list[Mode]:
     """
     _, _, micro_batches = largest_micro_batch(config, layout)
     together = micro_batches if is_together(config) else 1
-    kept = block_bytes(
-        config.model,
-        tokens=micro_batch_tokens(config, layout),
-        compute_bytes=2 if config.compute == "bfloat16" else 4,
-        tensor=layout.tensor,
-        context=layout.context,
-        rule=config.parallel.context_rule,
-        row=config.data.longest,
-    )
-    kept = {mode: together * size for mode, size in kept.items()}
-    return plan(config.recompute, num_blocks=config.model.num_hidden_layers, kept=kept)
+
+    def kept(kind: LayerKind) -> dict[Mode, int]:
+        found = block_bytes(
+            config.model,
+            kind,
+            tokens=micro_batch_tokens(config, layout),
+            compute_bytes=2 if config.compute == "bfloat16" else 4,
+            tensor=layout.tensor,
+            context=layout.context,
+            rule=config.parallel.context_rule,
+            row=config.data.longest,
+        )
+        return {mode: together * size for mode, size in found.items()}
+
+    return plan(config.recompute, kept=[kept(kind) for kind in config.model.layers])
 
 
 def micro_batch_tokens(config: TrainConfig, layout: RankLayout) -> int:

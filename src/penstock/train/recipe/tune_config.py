@@ -18,7 +18,6 @@ from penstock.nn.linear.adapter_config import (
     OUTPUT_MATRIX,
     AdapterConfig,
     BaseWeights,
-    block_layers,
     is_excluded,
     is_group_or_layer,
     is_named,
@@ -241,8 +240,7 @@ class TuneConfig:
         """
         if self.adapter is None:
             return None
-        present = tuple(name for name in self.adapter.layers if name in model.linear_shapes)
-        adapter = replace(self.adapter, layers=present).within(model.num_hidden_layers)
+        adapter = self.adapter.within(model.linear_layers)
         return replace(adapter, saved=self._saved(model, adapter)) if self.modules_to_save else adapter
 
     def _saved(self, model: DecoderConfig, adapter: AdapterConfig) -> tuple[str, ...]:
@@ -297,9 +295,9 @@ class TuneConfig:
         adapter = self.adapter_of(model)
         if adapter is None or adapter.base != "int4":
             return
-        for name in adapter.layers:
-            inputs = model.linear_shapes[name][1]
-            is_cut = name in ("output", "down")  # between its inputs
+        for path, (_, inputs) in model.linear_layers.items():
+            name = path.rpartition(".")[2]
+            is_cut = name in ("output", "down") and adapter.of(path) is not None  # between its inputs
             if is_cut and ranks > 1 and inputs // ranks % GROUP:
                 raise ConfigError(
                     f"tune.base 'int4' has one scale for {GROUP} inputs of an output, and parallel.tensor "
@@ -310,9 +308,11 @@ class TuneConfig:
 
     def _check_fused(self, model: DecoderConfig, adapter: AdapterConfig) -> None:
         """Refuse an adapter that could not be written where several layers are stored in one matrix."""
+        layers = model.linear_layers
         for parts, block in product(model.family.tensors.fused.values(), range(model.num_hidden_layers)):
             kinds = [part.rpartition(".")[2] for part in parts]
-            owned = [own for part in parts if (own := adapter.of(f"layers.{block}.{part}")) is not None]
+            names = [name for part in parts if (name := f"layers.{block}.{part}") in layers]
+            owned = [own for name in names if (own := adapter.of(name)) is not None]
             if adapter.has_magnitudes and owned and len(owned) < len(parts):
                 raise ConfigError(
                     f"{model.model_type} models store {' and '.join(kinds)} in one matrix, and dora adapts "
@@ -338,7 +338,7 @@ class TuneConfig:
         if adapter is None:
             return
         self._check_layers(model)
-        self._check_blocks(model.num_hidden_layers)
+        self._check_blocks(model)
         if (rank := max([self.rank, *self.rank_pattern.values()])) > MAX_RANK:
             raise ConfigError(
                 "tune.rank is larger than any that is read again, to serve it or to merge it",
@@ -366,16 +366,13 @@ class TuneConfig:
                 fix=f'Name layers of the blocks too, or all of them: ["all", "{OUTPUT_MATRIX}"].',
             )
         self._check_fused(model, adapter)
-        shapes = {**model.linear_shapes, OUTPUT_MATRIX: (model.vocab_size, model.hidden_size)}
-        names = (*block_layers(model.num_hidden_layers), OUTPUT_MATRIX)
-        owned = [(name, adapter.of(name)) for name in names if name.rpartition(".")[2] in shapes]
-        for name, own in sorted(owned, key=lambda pair: min(shapes[pair[0].rpartition(".")[2]])):
-            kind = name.rpartition(".")[2]
-            most = min(shapes[kind])
+        shapes = {**model.linear_layers, OUTPUT_MATRIX: (model.vocab_size, model.hidden_size)}
+        for name, shape in sorted(shapes.items(), key=lambda layer: min(layer[1])):
+            own, most = adapter.of(name), min(shape)
             if own is not None and own.rank > most:
                 raise ConfigError(
-                    f"tune.rank is larger than the layer {kind!r}, which is "
-                    f"{' x '.join(map(str, shapes[kind]))}",
+                    f"tune.rank is larger than the layer {name.rpartition('.')[2]!r}, which is "
+                    f"{' x '.join(map(str, shape))}",
                     got=own.rank,
                     fix=f"Use at most {most}; 8 to 64 are usual.",
                 )
@@ -386,25 +383,26 @@ class TuneConfig:
             if name == self.pattern:
                 continue
             layer, *others = layers_named(name, key="tune.layers")
-            if not others and layer != OUTPUT_MATRIX and layer not in model.linear_shapes:
+            present = dict.fromkeys(path.rpartition(".")[2] for path in model.linear_layers)
+            if not others and layer != OUTPUT_MATRIX and layer not in present:
                 raise ConfigError(
                     f"tune.layers names a layer that {model.model_type} models do not have",
                     got=name,
-                    fix=f"Leave it out: their layers are {', '.join(model.linear_shapes)}.",
+                    fix=f"Leave it out: their layers are {', '.join(present)}.",
                 )
 
-    def _check_blocks(self, num_blocks: int) -> None:
+    def _check_blocks(self, model: DecoderConfig) -> None:
         """Refuse blocks that the model does not have, and patterns of layers that none has."""
         for number in self.layers_to_transform:
-            if not 0 <= number < num_blocks:
+            if not 0 <= number < model.num_hidden_layers:
                 raise ConfigError(
                     "tune.layers_to_transform names a block that the model does not have",
                     got=number,
-                    fix=f"Its blocks are 0 to {num_blocks - 1}.",
+                    fix=f"Its blocks are 0 to {model.num_hidden_layers - 1}.",
                 )
         assert self.adapter is not None
         bare = replace(self.adapter, excluded=(), pattern="", blocks=())
-        names = (*block_layers(num_blocks), OUTPUT_MATRIX)
+        names = (*model.linear_layers, OUTPUT_MATRIX)
         adapted = [name for name in names if bare.of(name) is not None]
         for key, table, fits in (
             ("exclude_modules", self.exclude_modules, is_excluded),

@@ -11,7 +11,7 @@ from penstock.data import Loader
 from penstock.data.corpus.columns import learned_share
 from penstock.data.packing import PADDING_RULES
 from penstock.data.schedule.adaptive import thousandths
-from penstock.nn.linear.adapter_config import OUTPUT_MATRIX, block_layers
+from penstock.nn.linear.adapter_config import OUTPUT_MATRIX
 from penstock.parallel.layout import layout_of
 from penstock.train.data_setup import (
     check_data,
@@ -56,8 +56,8 @@ def _learned_parameters(config: TrainConfig) -> int:
     if adapter is None:
         return model.num_parameters
     of_blocks = sum(
-        own.num_parameters(*model.linear_shapes[name.rpartition(".")[2]])
-        for name in block_layers(model.num_hidden_layers)
+        own.num_parameters(*shape)
+        for name, shape in model.linear_layers.items()
         if (own := adapter.of(name)) is not None
     )
     new_rows = adapter.new_rows * model.hidden_size * (1 if model.tie_word_embeddings else 2)

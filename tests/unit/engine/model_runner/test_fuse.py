@@ -61,7 +61,7 @@ def in_pages(model, ids):
     """Compute a prompt in two steps over pages, in blocks of 4 that are not in order."""
     config, blocks = model.config, np.array([[5, 0, 3]], dtype=np.int32)
     shape = (7, config.key_value_heads, 4, config.size_of_head)
-    pages = [torch.zeros(2, *shape, dtype=model.embed.weight.dtype) for _ in range(config.num_hidden_layers)]
+    pages = [torch.zeros(2, *shape, dtype=model.embed.weight.dtype) for _ in config.attentions]
     out = []
     for first, past in ((0, 7), (7, TOKENS)):
         positions = np.arange(first, past)

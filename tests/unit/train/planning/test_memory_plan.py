@@ -69,7 +69,7 @@ def test_a_block_that_is_computed_again_is_there_once(raw):
     keep, full = (
         memory_plan(recipe_of(raw, f"recompute.policy={policy}"), RankLayout()) for policy in ("none", "full")
     )
-    kept = block_bytes(recipe_of(raw).model, tokens=32, compute_bytes=4)
+    kept = block_bytes(model := recipe_of(raw).model, model.layers[0], tokens=32, compute_bytes=4)
     assert full.activations < keep.activations - 2 * kept["keep"]
     assert full.working >= kept["keep"]
     assert full.total < keep.total
@@ -114,7 +114,7 @@ def test_breadth_first_the_activations_of_all_micro_batches_are_there(raw):
     depth, breadth = (memory_plan(recipe_of(raw, *more), RankLayout()) for more in ((), (BREADTH,)))
     assert breadth.activations == pytest.approx(4 * depth.activations, rel=0.05)
     assert breadth.weights == depth.weights
-    kept = block_bytes(recipe_of(raw).model, tokens=32, compute_bytes=4)
+    kept = block_bytes(model := recipe_of(raw).model, model.layers[0], tokens=32, compute_bytes=4)
     budget = ("recompute.policy=budget", f'recompute.budget="{4 * kept["keep"]}"')
     assert recompute_modes(recipe_of(raw, *budget), RankLayout()) == ["keep"] * 4
     assert recompute_modes(recipe_of(raw, *budget, BREADTH), RankLayout()) != ["keep"] * 4
@@ -128,7 +128,7 @@ def test_breadth_first_the_step_with_most_tokens_counts(raw):
 
 
 def test_a_budget_decides_how_many_blocks_are_computed_again(raw):
-    kept = block_bytes(recipe_of(raw).model, tokens=32, compute_bytes=4)
+    kept = block_bytes(model := recipe_of(raw).model, model.layers[0], tokens=32, compute_bytes=4)
     budget = 3 * kept["keep"] + kept["full"]
     recipe = recipe_of(raw, "recompute.policy=budget", f'recompute.budget="{budget}"')
     assert recompute_modes(recipe, RankLayout()) == ["operators", "operators", "operators", "keep"]

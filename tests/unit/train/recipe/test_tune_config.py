@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core import config
 from penstock.core.errors import ConfigError
-from penstock.nn.linear.adapter_config import LINEAR_LAYERS, AdapterConfig, block_layers
+from penstock.nn.linear.adapter_config import LINEAR_LAYERS, AdapterConfig
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.tune_config import TuneConfig
 from tests.families import small_llama
@@ -49,7 +49,7 @@ def test_blocks_exclusions_and_patterns_choose_layers_ranks_and_scales():
         rank_pattern={"v_proj": 4, "layers.1.mlp.up": 3},
         alpha_pattern={"self_attn.q_proj": 1.0},
     )
-    found = {name: own for name in block_layers(2) if (own := adapter.of(name)) is not None}
+    found = {name: own for name in MODEL.linear_layers if (own := adapter.of(name)) is not None}
     assert {name: (own.rank, own.alpha) for name, own in found.items()} == {
         "layers.1.attention.query": (2, 1.0),
         "layers.1.attention.value": (4, 4.0),
@@ -156,5 +156,4 @@ def test_an_exclusion_that_would_leave_every_layer_adapted_is_refused(text):
 
 @pytest.mark.parametrize("text", ["down_proj", "mlp.up_proj", r".*\.mlp\..*", r"model\.layers\.0\..*"])
 def test_an_exclusion_that_is_accepted_leaves_a_layer_out(text):
-    names = block_layers(MODEL.num_hidden_layers)
-    assert any(checked(**LORA, exclude_modules=[text]).of(name) is None for name in names)
+    assert any(checked(**LORA, exclude_modules=[text]).of(name) is None for name in MODEL.linear_layers)
