@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from torch import nn
+from tests.counted_flops import counted_flops
 
 from penstock.core.config import build
 from penstock.core.errors import ConfigError
+from penstock.engine.scheduling.groups import blocks_of, cache_groups, rows_of
 from penstock.models import FAMILIES
 from penstock.models.decoder.config import DecoderConfig
 from penstock.models.presets import PRESETS, SOURCES, expanded
@@ -72,21 +73,16 @@ def test_a_preset_builds_on_the_meta_device_with_the_published_number_of_paramet
         model = FAMILIES[config.model_type](config)
     assert sum(parameter.numel() for parameter in model.parameters()) == PUBLISHED[name]
     assert config.num_parameters == PUBLISHED[name]
-    linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
     vectors = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() == 1)
-    multiplied = linear + model.embed.weight.numel() * config.tie_word_embeddings + vectors
-    blocks = [block.attention for block in model.layers]
-    seen = sum(
-        block.output.weight.shape[1] * min(window or 5000, 5000)  # width of the queries, keys
-        for block, window in zip(blocks, config.windows, strict=True)
-    )
-    assert config.flops_per_token(5000) == 6 * multiplied + 12 * seen
-    cached = sum(
-        2 * 2 * block.key.weight.shape[0] * min(window or 5000, 5000)  # keys and values of 2 bytes
-        for block, window in zip(blocks, config.windows, strict=True)
-    )
+    forward = counted_flops(model, 5000) + 5000 * 2 * vectors  # vectors count as matrices do
+    assert 5000 * config.flops_per_token(5000) == 3 * forward
+    groups = cache_groups(config.windows, context=5000)
+    seen = [min(group.window or 5000, 5000) * len(group.layers) for group in groups]
+    width = model.layers[0].attention.key.weight.shape[0]
     held = [device_bytes(DecodeJob(model=config, context_tokens=5000, batch=batch)) for batch in (1, 2)]
-    assert held[1] - held[0] == cached
+    assert held[1] - held[0] == sum(seen) * 2 * 2 * width  # keys and values of 2 bytes
+    blocks = blocks_of(5000, [group.window for group in groups], block_size=16, share_tokens=1)
+    assert sum(seen) <= blocks * 16 * rows_of(groups) <= 1.25 * sum(seen)
 
 
 def test_a_preset_of_another_family_than_the_first_says_where_it_was_read():
