@@ -89,15 +89,17 @@ def recipe_of(corpus, folder, *, rows=None, model=None, start_from="", **section
     )
 
 
-def trained(recipe, world, *, with_fsdp):
-    """Return the loss and gradient norm of each step, and the tensors of a checkpoint after the last."""
+def trained(recipe, world, *, with_fsdp, backend="aot_eager", stop_at=None):
+    """Return the loss and gradient norm of each step, and the tensors of a checkpoint after the last.
+
+    By default blocks are traced and not compiled: programs round as they like, differently around the casts.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        # traced, not compiled: programs round as they like, and differently around the casts
-        patch.setattr(apply_module, "compile_blocks", partial(compile_blocks, backend="aot_eager"))
+        patch.setattr(apply_module, "compile_blocks", partial(compile_blocks, backend=backend))
         if with_fsdp:
             patch.setattr(apply_module, "has_work", lambda *_, **__: True)
         state = open_state(recipe, world)
-        records = records_of(state, recipe, world)
+        records = records_of(state, recipe, world, stop_at=stop_at)
     steps = [(record["loss"], record["grad_norm"]) for record in records if "loss" in record]
     return steps, {name: detached_local(tensor).clone() for name, tensor in state.tensors().items()}
 
@@ -138,3 +140,20 @@ def test_losses_and_weights_are_those_of_fsdp_to_the_bit(way, found):
         assert ours.keys() == theirs.keys()
         different = [name for name in theirs if not torch.equal(ours[name], theirs[name])]
         assert not different
+
+
+@pytest.mark.parametrize("way", ["bfloat16", "masters", "tied"])
+@pytest.mark.parametrize("with_fsdp", [True, False], ids=["by-fsdp-first", "by-fsdp-last"])
+def test_a_checkpoint_of_each_opens_in_the_other_with_every_bit(corpus, tmp_path, way, with_fsdp):
+    whole, parts = (recipe_of(corpus, tmp_path / name, **WAYS[way]) for name in ("whole", "parts"))
+
+    def in_turn(world):
+        first, _ = trained(parts, world, with_fsdp=with_fsdp, stop_at=1)
+        rest, tensors = trained(parts, world, with_fsdp=not with_fsdp)
+        return trained(whole, world, with_fsdp=False), (first + rest, tensors)
+
+    (((expected, theirs), (steps, ours)),) = on_ranks(in_turn, ranks=1)
+    assert steps == expected
+    assert len(steps) == STEPS
+    assert ours.keys() == theirs.keys()
+    assert not [name for name in theirs if not torch.equal(ours[name], theirs[name])]
