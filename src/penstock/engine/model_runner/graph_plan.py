@@ -98,7 +98,7 @@ def plan_graphs(
     sizes = tuple(sizes_up_to(max_sequences))
     return GraphPlan(
         sizes=sizes,
-        seconds=len(sizes) * sum(len(kind.parts) for kind in model.layers) * _PART_S,
+        seconds=2 * len(sizes) * sum(len(kind.parts) for kind in model.layers) * _PART_S,
         step_bytes=_step_bytes(model, max_sequences, context=context, number_bytes=number_bytes),
         fixed_bytes=fixed_bytes(
             model,
