@@ -25,11 +25,14 @@ def ends_of(kind, seq_len, batch):
     return torch.tensor(cuts, dtype=torch.int32)
 
 
-def exact(q, k, v, *, layout, scale):
+def exact(q, k, v, sinks=None, *, layout, scale):
     groups = q.shape[1] // k.shape[1]
     scores = q @ k.repeat_interleave(groups, 1).transpose(2, 3) * scale
     mask = visibility_mask(layout, device=q.device)
-    return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v.repeat_interleave(groups, 1)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)), -1)
+    return scores.softmax(-1)[..., : k.shape[2]] @ v.repeat_interleave(groups, 1)
 
 
 @pytest.mark.parametrize("dtype", NEAR, ids=str)
@@ -38,6 +41,14 @@ def exact(q, k, v, *, layout, scale):
 def test_the_chosen_kernel_and_its_gradients_are_those_of_float64(kind, window, dtype, device, is_tiny):
     for heads in HEADS:
         check(choose_kernel, heads, kind, window, dtype, device, is_tiny)
+
+
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("window", [None, 37], ids=["all", "window of 37"])
+@pytest.mark.parametrize("kind", ["rows", "documents"])
+def test_sinks_and_their_gradients_are_those_of_float64(kind, window, dtype, device, is_tiny):
+    for heads in HEADS:
+        check(choose_kernel, heads, kind, window, dtype, device, is_tiny, has_sinks=True)
 
 
 @pytest.mark.parametrize("kind", ["rows", "documents"])
@@ -73,11 +84,11 @@ def test_the_kernel_for_rows_of_several_documents_is_torch_s_own(device):
     assert isinstance(chosen, VarLen)
 
 
-def check(make, heads, kind, window, dtype, device, is_tiny):
+def check(make, heads, kind, window, dtype, device, is_tiny, *, has_sinks=False):
     """Hold a kernel and its gradients against float64.
 
     Args:
-        make: (layout, device, dtype, head_dim) -> the kernel.
+        make: (layout, device, dtype, head_dim, has_sinks) -> the kernel.
     """
     batch, seq_len = (2, 61) if is_tiny else (3, 1003)
     num_heads, num_kv, dim = heads
@@ -88,14 +99,17 @@ def check(make, heads, kind, window, dtype, device, is_tiny):
         torch.randn(batch, n, seq_len, dim, device=device).to(dtype).requires_grad_()
         for n in (num_heads, num_kv, num_kv)
     ]
+    if has_sinks:
+        inputs.append(torch.linspace(-1, 1.5, num_heads, device=device).to(dtype).requires_grad_())
     doubles = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    found = make(layout, device=device, dtype=dtype, head_dim=dim)(*inputs, scale=dim**-0.5)
+    attend = make(layout, device=device, dtype=dtype, head_dim=dim, has_sinks=has_sinks)
+    found = attend(*inputs[:3], scale=dim**-0.5, **dict(zip(("sinks",), inputs[3:], strict=False)))
     expected = exact(*doubles, layout=layout, scale=dim**-0.5)
     upstream = torch.randn(expected.shape, device=device).to(dtype)
     gradients = torch.autograd.grad(found, inputs, upstream)
     exact_gradients = torch.autograd.grad(expected, doubles, upstream.double())
     for what, ours, theirs in zip(
-        ("result", "query", "key", "value"),
+        ("result", "query", "key", "value", "sinks")[: 1 + len(inputs)],
         (found, *gradients),
         (expected, *exact_gradients),
         strict=True,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.paged_cases import a_layer, a_step, written_out
+from tests.paged_cases import a_few_sinks, a_layer, a_step, written_out
 
 pytest.importorskip("triton")
 
@@ -35,7 +35,7 @@ def words_of(case):
     return f"{str(dtype).removeprefix('torch.')}, {kept}, {heads[0]} heads of {heads[1]}, {seen}"
 
 
-def attended(shares, heads, window, *, dtype, pages, block_size, device):
+def attended(shares, heads, window, *, dtype, pages, block_size, device, has_sinks=False):
     """Return what the kernels find and what is exact, [t, h, d]."""
     step, num_blocks = a_step(shares, block_size=block_size, device=device)
     num_heads, num_kv, dim = heads
@@ -43,8 +43,10 @@ def attended(shares, heads, window, *, dtype, pages, block_size, device):
     layer, q, k, v = a_layer(step, num_blocks, **sizes, dtype=dtype, pages=pages)
     keys, values = layer.append(k, v)
     q_thd = q[0].transpose(0, 1).contiguous()
-    found = paged_triton.paged_attention(q_thd, keys, values, step, window=window, scale=dim**-0.5)
-    return found.double(), written_out(q, layer, shares, scale=dim**-0.5, window=window)[0].transpose(0, 1)
+    sinks = a_few_sinks(num_heads).to(device, dtype) if has_sinks else None
+    of = {"window": window, "scale": dim**-0.5, "sinks": sinks}
+    found = paged_triton.paged_attention(q_thd, keys, values, step, **of)
+    return found.double(), written_out(q, layer, shares, **of)[0].transpose(0, 1)
 
 
 @pytest.mark.parametrize("case", CASES, ids=words_of)
@@ -54,6 +56,16 @@ def test_every_share_is_attended_as_in_float64(case, device, is_tiny):
     if is_tiny:  # Triton's interpreter multiplies the bits of bfloat16
         dtype, shares = torch.float16, [(1, 1), (1, 77), (9, 9), (5, 60)]
     found, exact = attended(shares, heads, window, dtype=dtype, pages=pages, block_size=16, device=device)
+    torch.testing.assert_close(found, exact, rtol=NEAR[dtype], atol=NEAR[dtype])
+
+
+@pytest.mark.parametrize("pages", [None, torch.int8], ids=["16 bits", "8 bits"])
+@pytest.mark.parametrize("window", [None, 128], ids=["all", "window of 128"])
+def test_sinks_are_scores_without_values(window, pages, device, is_tiny):
+    shares = [(1, 1), (1, 77), (9, 60)] if is_tiny else SHARES
+    dtype = torch.float16 if is_tiny else torch.bfloat16  # as above
+    of = {"dtype": dtype, "pages": pages, "block_size": 16, "device": device, "has_sinks": True}
+    found, exact = attended(shares, (20, 4, 128), window, **of)
     torch.testing.assert_close(found, exact, rtol=NEAR[dtype], atol=NEAR[dtype])
 
 

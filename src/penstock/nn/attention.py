@@ -5,13 +5,15 @@ document table is built once, and the code of a block has no branch on the data.
 Legend of suffixes: b batch, l queries, s keys, h query heads, k key-value heads, d head dim, c hidden.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Literal, Protocol
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from penstock.nn.dtensor import local
+from penstock.nn.kinds import BIAS, ParameterKind
 from penstock.nn.norm import RMSNorm, mean_square_of
 from penstock.nn.rope import rotate
 
@@ -23,8 +25,16 @@ Rope = tuple[Tensor, ...]
 class Attend(Protocol):
     """Softmax attention with its visibility rule already bound; h is a multiple of k."""
 
-    def __call__(self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:
-        """Return [b, h, l, d] for l queries over s keys."""
+    def __call__(
+        self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Return [b, h, l, d] for l queries over s keys.
+
+        Args:
+            sinks: [h], scores that take part in the softmax of each query and have no value
+                (nn/kernels/sinks.py). Given only by layers that have them: kernels without sinks lack the
+                argument.
+        """
         ...
 
 
@@ -56,6 +66,7 @@ class GroupedQueryAttention(nn.Module):
             after the rotation (HunYuan).
         norm_eps: epsilon of these norms.
         has_zero_centered_norms: their weights are stored less 1.
+        has_sinks: whether each query head has an attention sink (nn/kernels/sinks.py).
     """
 
     mean_squares: MeanSquares | None = None
@@ -73,10 +84,12 @@ class GroupedQueryAttention(nn.Module):
         qk_norm: Literal["head", "whole", "rotated"] | None = None,
         norm_eps: float = 1e-6,
         has_zero_centered_norms: bool = False,
+        has_sinks: bool = False,
     ) -> None:
         super().__init__()
         self.head_dim = head_dim
         self.scale = scale
+        self.sinks = nn.Parameter(torch.zeros(num_heads)) if has_sinks else None
         self.query = nn.Linear(hidden_size, num_heads * head_dim, bias="query" in biases)
         self.key = nn.Linear(hidden_size, num_key_value_heads * head_dim, bias="key" in biases)
         self.value = nn.Linear(hidden_size, num_key_value_heads * head_dim, bias="value" in biases)
@@ -90,6 +103,10 @@ class GroupedQueryAttention(nn.Module):
 
         self.query_norm = norm(num_heads)
         self.key_norm = norm(num_key_value_heads)
+
+    def kinds(self) -> Mapping[str, ParameterKind]:
+        """Return the kinds of the parameters."""
+        return {"sinks": BIAS}
 
     def forward(
         self,
@@ -112,9 +129,14 @@ class GroupedQueryAttention(nn.Module):
         v_bkld = self.value(x_blc).view(heads).transpose(1, 2)
         if cache is not None:
             k_bkld, v_bkld = cache.append(k_bkld, v_bkld)
-        o_bhld = attend(q_bhld, k_bkld, v_bkld, scale=self.scale)
+        o_bhld = attend(q_bhld, k_bkld, v_bkld, scale=self.scale, **given_sinks(self.sinks))
         out: Tensor = self.output(o_bhld.transpose(1, 2).flatten(2))
         return out
+
+
+def given_sinks(sinks: Tensor | None) -> dict[str, Tensor]:
+    """Return the argument of `Attend` for a layer's sinks, this rank's part of them; none for None."""
+    return {} if sinks is None else {"sinks": local(sinks)}
 
 
 def parts_of(rope: Rope) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -25,6 +25,7 @@ from penstock.nn.attention import (
     LayerCache,
     MeanSquares,
     Rope,
+    given_sinks,
     normalise_heads,
     normalise_whole,
     parts_of,
@@ -72,7 +73,7 @@ class FusedAttention(nn.Module):
 
     def __init__(self, attention: GroupedQueryAttention) -> None:
         super().__init__()
-        self.head_dim, self.scale = attention.head_dim, attention.scale
+        self.head_dim, self.scale, self.sinks = attention.head_dim, attention.scale, attention.sinks
         self.query_key_value = MergedLinear.of(
             {"query": attention.query, "key": attention.key, "value": attention.value}
         )
@@ -100,7 +101,9 @@ class FusedAttention(nn.Module):
             and isinstance(attend, Paged)
         ):
             q_thd = self._stored(qkv[0], rope, cache)
-            mixed = attend.attend(q_thd, cache.keys, cache.values, scale=self.scale).flatten(1)[None]
+            mixed = attend.attend(
+                q_thd, cache.keys, cache.values, scale=self.scale, sinks=self.sinks
+            ).flatten(1)[None]
         else:
             mixed = self._plain(qkv, rope, attend, cache)
         out: Tensor = self.output(mixed)
@@ -130,10 +133,11 @@ class FusedAttention(nn.Module):
             q_bhld, k_bkld = normalise_heads(self, q_bhld, k_bkld)
         v_bkld = v.transpose(1, 2)
         if isinstance(cache, HiddenPages):
-            return cache.attend(q_bhld, k_bkld, v_bkld, scale=self.scale)
+            return cache.attend(q_bhld, k_bkld, v_bkld, scale=self.scale, sinks=self.sinks)
         if cache is not None:
             k_bkld, v_bkld = cache.append(k_bkld, v_bkld)
-        return attend(q_bhld, k_bkld, v_bkld, scale=self.scale).transpose(1, 2).flatten(2)
+        mixed = attend(q_bhld, k_bkld, v_bkld, scale=self.scale, **given_sinks(self.sinks))
+        return mixed.transpose(1, 2).flatten(2)
 
 
 class FusedFeedForward(nn.Module):
@@ -185,6 +189,8 @@ class BlockOperands:
     shift: float
     """Added to the weights of norms."""
     scale: float
+    sinks: Tensor | None
+    """Attention sinks, float32; None: the block has none."""
     activation: int
     """Index in ACTIVATIONS."""
     is_gated: bool
@@ -201,7 +207,7 @@ class BlockOperands:
             x[0], cosines, sines, step.slots, step.query_starts, step.lengths, step.block_tables,
             pages.keys, pages.values,
             self.linears, self.outputs, self.norms, self.eps, self.shift, self.scale, multiplier,
-            attend.window or 0, self.activation, self.is_gated, self.norms_rotated, q_scales,
+            attend.window or 0, self.activation, self.is_gated, self.norms_rotated, q_scales, self.sinks,
         )  # fmt: skip
         return x
 
@@ -253,6 +259,7 @@ def block_operands(
         eps=norm.eps,
         shift=norm.shift,
         scale=attention.scale,
+        sinks=None if attention.sinks is None else attention.sinks.detach().float().contiguous(),
         activation=ACTIVATIONS.index(mlp.activation),
         is_gated=mlp.is_gated,
         norms_rotated=attention.norms_rotated,

@@ -17,7 +17,7 @@ class ParameterKind:
 
     name: Literal["matrix", "vector", "bias"]
     """matrix: multiplies its input; it decays, and Muon may update it. vector: scales each channel. bias: is
-    added. Vectors and biases do not decay."""
+    added, or an attention sink. Vectors and biases do not decay."""
     initial: float | None
     """Initial value of every element; None: drawn from a normal distribution."""
 

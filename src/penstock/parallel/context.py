@@ -22,7 +22,7 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from penstock.nn.attention import Attend
+from penstock.nn.attention import Attend, given_sinks
 from penstock.nn.kernels.layout import AttentionLayout, starts_of
 from penstock.nn.kernels.sdpa import Masked
 from penstock.parallel.collectives import CollectiveGroup, exchange, gather, group_of
@@ -50,7 +50,7 @@ def spread_context(model: nn.Module, mesh: DeviceMesh, *, rule: ContextRule) -> 
         return GatheredContext(stretch_mask(_whole(layout, group.size), first, past, device=device), group)
 
     def choose_exchanged(layout: AttentionLayout, **of: Any) -> Attend:  # Any: device, dtype, head_dim
-        return UlyssesContext(choose(_whole(layout, group.size), **of), group)
+        return UlyssesContext(choose(_whole(layout, group.size), **of), group, index)
 
     model.choose = choose_exchanged if rule == "ulysses" else choose_gathered  # type: ignore[assignment]
 
@@ -66,11 +66,13 @@ class GatheredContext:
     mask: Bool[Tensor, "batch_or_1 1 seq keys"]
     group: CollectiveGroup
 
-    def __call__(self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:
+    def __call__(
+        self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         """Compute attention."""
         both = gather(torch.cat((k_bksd, v_bksd), 1), dim=2, group=self.group)  # one message, not two
         k_bksd, v_bksd = both[:, :, : self.mask.shape[-1]].chunk(2, 1)
-        return Masked(self.mask)(q_bhld, k_bksd, v_bksd, scale=scale)
+        return Masked(self.mask)(q_bhld, k_bksd, v_bksd, scale=scale, sinks=sinks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +81,20 @@ class UlyssesContext:
 
     attend: Attend
     group: CollectiveGroup
+    index: int
+    """Rank within the group; the heads are dealt out in the order of ranks."""
 
-    def __call__(self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:
+    def __call__(
+        self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         """Compute attention."""
         heads = k_bksd.shape[1]
         copies = self.group.size // math.gcd(self.group.size, heads)  # repeats that make heads divisible
         k, v = (t.repeat_interleave(copies, 1) if copies > 1 else t for t in (k_bksd, v_bksd))
         q, k, v = (exchange(t, split=1, join=2, group=self.group) for t in (q_bhld, k, v))
-        return exchange(self.attend(q, k, v, scale=scale), split=2, join=1, group=self.group)
+        own = None if sinks is None else sinks.chunk(self.group.size)[self.index]
+        mixed = self.attend(q, k, v, scale=scale, **given_sinks(own))
+        return exchange(mixed, split=2, join=1, group=self.group)
 
 
 def stretch_mask(

@@ -159,7 +159,7 @@ def slice_blocks(model: nn.Module, mesh: DeviceMesh) -> None:
         elif type(module) is nn.Linear and last in _BY_INPUT:
             become(module, RowLinear, mesh, {"weight": Shard(1), "bias": Replicate()})
         elif isinstance(module, GroupedQueryAttention):
-            become(module, SlicedAttention, mesh, {})
+            become(module, SlicedAttention, mesh, {"sinks": Shard(0)})
             if is_whole:
                 module.mean_squares = RankMeans(group_of(mesh))
         elif isinstance(module, FeedForward):

@@ -245,7 +245,8 @@ def test_the_operator_keeps_the_rules_of_pytorch_operators():
     ends = torch.tensor([0, 5, 12] + 10 * [12], dtype=torch.int32)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     operator = torch.ops.penstock.attend_documents.default
-    torch.library.opcheck(operator, (q, k, v, ends, 4, 0.3), test_utils=checks)
+    for sinks in (None, torch.randn(HEADS).requires_grad_()):
+        torch.library.opcheck(operator, (q, k, v, sinks, ends, 4, 0.3), test_utils=checks)
 
 
 def test_document_ends_that_do_not_cover_the_batch_are_refused():

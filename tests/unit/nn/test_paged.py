@@ -14,7 +14,7 @@ from penstock.nn.kernels.paged import LayerPages, Paged
 from penstock.nn.kernels.pages import from_pages, read, to_pages, write
 from penstock.nn.linear.rounding import to_int8
 from tests.examples import examples
-from tests.paged_cases import a_layer, a_step, written_out
+from tests.paged_cases import a_few_sinks, a_layer, a_step, written_out
 
 WAYS = [
     "plain",
@@ -29,10 +29,10 @@ def way(request, monkeypatch):
     return request.param
 
 
-def attended(pages, q, k, v, *, scale, window=None):
+def attended(pages, q, k, v, *, scale, window=None, sinks=None):
     layout = AttentionLayout(batch=1, seq_len=q.shape[2], window=window)
     attend = Paged(pages.step, layout.window)
-    return attend(q, *pages.append(k, v), scale=scale)
+    return attend(q, *pages.append(k, v), scale=scale, sinks=sinks)
 
 
 SHARES = st.lists(
@@ -48,15 +48,17 @@ SHARES = st.lists(
     block_size=st.sampled_from([1, 4, 16]),
     head=st.sampled_from([(2, None), (16, None), (40, None), (4, torch.int8), (40, torch.int8)]),
     window=st.sampled_from([None, 1, 5, 30]),
+    has_sinks=st.booleans(),
 )
 @examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.usefixtures("way")
-def test_any_layout_is_attended_as_written_out(shares, heads, block_size, head, window):
+def test_any_layout_is_attended_as_written_out(shares, heads, block_size, head, window, has_sinks):
     step, num_blocks = a_step(shares, block_size=block_size)
     sizes = {"heads": heads[0], "kv_heads": heads[1], "block_size": block_size, "head_dim": head[0]}
     pages, *qkv = a_layer(step, num_blocks, **sizes, pages=head[1])
-    out = attended(pages, *qkv, scale=0.3, window=window)
-    expected = written_out(qkv[0], pages, shares, scale=0.3, window=window)
+    of = {"scale": 0.3, "window": window, "sinks": a_few_sinks(heads[0]) if has_sinks else None}
+    out = attended(pages, *qkv, **of)
+    expected = written_out(qkv[0], pages, shares, **of)
     # float32 against float64, and sums of at most 49 products of numbers about 1
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
@@ -108,12 +110,14 @@ LONG = [(1, 700), (1, 256), (1, 257), (1, 3), (130, 600), (60, 60)]  # parts of 
 @pytest.mark.parametrize("window", [None, 300])
 @pytest.mark.parametrize("heads", [(2, 2), (4, 1)])
 @pytest.mark.parametrize("kept", [None, torch.int8])
-def test_long_sequences_of_both_types(heads, window, dtype, kept):
+@pytest.mark.parametrize("sinks", [None, "with sinks"])
+def test_long_sequences_of_both_types(heads, window, dtype, kept, sinks):
     step, num_blocks = a_step(LONG, block_size=16)
     shape = {"heads": heads[0], "kv_heads": heads[1], "block_size": 16, "head_dim": 64}
     pages, *qkv = a_layer(step, num_blocks, dtype=dtype, pages=kept, **shape)
-    out = attended(pages, *qkv, scale=0.125, window=window)
-    expected = written_out(qkv[0], pages, LONG, scale=0.125, window=window)
+    of = {"scale": 0.125, "window": window, "sinks": sinks and a_few_sinks(heads[0]).to(dtype)}
+    out = attended(pages, *qkv, **of)
+    expected = written_out(qkv[0], pages, LONG, **of)
     # values about 1 and averages of them: weights and result are rounded to 8 bits in bfloat16
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)

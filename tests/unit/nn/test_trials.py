@@ -14,7 +14,7 @@ from penstock.nn.kernels.pages import from_pages, read
 from penstock.nn.kernels.sdpa import Causal
 from penstock.nn.kernels.trials import Heads, attention_operations, page_operations
 from penstock.nn.linear.trials import product_operations
-from tests.paged_cases import a_layer, a_step, written_out
+from tests.paged_cases import a_few_sinks, a_layer, a_step, written_out
 
 CPU = torch.device("cpu")
 
@@ -26,19 +26,20 @@ OF_CPU = {
 """Kernels over pages on CPUs, of which an engine has no choice."""
 
 
-def heads(dtype=torch.float32):
-    return Heads(heads=4, kv_heads=2, head_dim=16, dtype=dtype, device=CPU)
+def heads(dtype=torch.float32, *, has_sinks=False):
+    return Heads(heads=4, kv_heads=2, head_dim=16, dtype=dtype, device=CPU, has_sinks=has_sinks)
 
 
-def operations(dtype=torch.float32, pages=None):
+def operations(dtype=torch.float32, pages=None, *, has_sinks=False):
+    sizes = heads(dtype, has_sinks=has_sinks)
     return [
-        *attention_operations(heads(dtype), rows=1, length=400, windows={None, 20}),
+        *attention_operations(sizes, rows=1, length=400, windows={None, 20}),
         *(
             replace(
                 one, kernels={name: partial(trials._over_pages, attend) for name, attend in OF_CPU.items()}
             )
             for one in page_operations(
-                heads(dtype),
+                sizes,
                 pages=pages or dtype,
                 block_size=16,
                 sequences=2,
@@ -50,16 +51,31 @@ def operations(dtype=torch.float32, pages=None):
     ]
 
 
+@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_every_candidate_of_a_cpu_is_right(dtype):
+def test_every_candidate_of_a_cpu_is_right(dtype, has_sinks):
     tried = 0
-    for operation in operations(dtype):
+    for operation in operations(dtype, has_sinks=has_sinks):
         for kernel in operation.kernels:
             if dtype == torch.float64 and kernel == "C++ operator":
                 continue  # of float32 and bfloat16
             assert failure(operation, kernel) == "", (operation.name, kernel)
             tried += 1
-    assert tried >= 12
+    assert tried >= (8 if has_sinks else 12)
+
+
+def test_a_kernel_that_forgets_sinks_is_found_wrong():
+    for operation in operations(has_sinks=True):
+        prepare = next(iter(operation.kernels.values()))
+        forgetful = {"forgetful": lambda case, prepare=prepare: prepare(_without_sinks(case))}
+        assert failure(replace(operation, kernels=forgetful), "forgetful"), operation.name
+
+
+def _without_sinks(case):
+    if len(case) == 3:  # of training
+        layout, given, upstream = case
+        return layout, given[:3], upstream
+    return *case[:-1], None
 
 
 def test_pages_of_8_bits_have_candidates_that_are_right():
@@ -83,7 +99,7 @@ def test_a_kernel_that_sees_too_much_is_found_wrong(name):
 
 
 def _as_whole_rows(case):
-    _, q, k, v, upstream = case
+    _, (q, k, v), upstream = case
 
     def call():
         out = Causal()(q, k, v, scale=q.shape[-1] ** -0.5)
@@ -117,7 +133,7 @@ def test_a_model_whose_layers_all_have_a_window_has_no_other_operation():
 
 def test_keys_name_all_that_a_time_depends_on():
     keys = {one.key for one in operations()} | {one.key for one in operations(torch.bfloat16)}
-    assert len(keys) == 10
+    assert len(keys | {one.key for one in operations(has_sinks=True)}) == len(keys) + 5 == 15
     assert "attention.rows 1 x 400, 4 heads of 2, 16 wide, float32" in keys
 
 
@@ -154,7 +170,7 @@ def on_a_gpu_of_plain_torch(monkeypatch):
 
         return attend
 
-    def varlen(q, k, v, q_ends, k_ends, *, longest, window, scale):
+    def varlen(q, k, v, q_ends, k_ends, *, longest, window, scale, sinks=None):
         out, group = torch.empty_like(q), q.shape[1] // k.shape[1]
         for (first, past), (since, until) in zip(_pairs(q_ends), _pairs(k_ends), strict=True):
             assert past - first <= longest[0]
@@ -164,7 +180,10 @@ def on_a_gpu_of_plain_torch(monkeypatch):
             seen = (own <= position) & (own > position - (window or len(own[0])))
             k_here, v_here = (t[since:until].repeat_interleave(group, 1) for t in (k, v))
             scores = torch.einsum("qhd,shd->hqs", q[first:past], k_here) * scale
-            weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+            scores = scores.masked_fill(~seen, -torch.inf)
+            if sinks is not None:
+                scores = torch.cat((scores, sinks.view(-1, 1, 1).expand(*scores.shape[:-1], 1)), -1)
+            weights = scores.softmax(-1)[..., : until - since]
             out[first:past] = torch.einsum("hqs,shd->qhd", weights, v_here)
         calls.append(("varlen", len(q)))
         return out
@@ -180,14 +199,14 @@ def _pairs(ends):
     return list(zip(ends.tolist(), ends.tolist()[1:], strict=False))
 
 
-def attended(shares, kernels, *, window=None, pages=None):
+def attended(shares, kernels, *, window=None, pages=None, sinks=None):
     """Attend as the engine does; return the result and what is exact."""
     step, num_blocks = a_step(shares, block_size=16)
     sizes = {"heads": 4, "kv_heads": 2, "block_size": 16, "head_dim": 8}
     layer, q, *_ = a_layer(step, num_blocks, **sizes, pages=pages)
     attend = paged.Paged(replace(step, kernels=kernels), window)
-    found = attend(q, layer.keys, layer.values, scale=0.3)
-    return found.double(), written_out(q, layer, shares, scale=0.3, window=window)
+    found = attend(q, layer.keys, layer.values, scale=0.3, sinks=sinks)
+    return found.double(), written_out(q, layer, shares, scale=0.3, window=window, sinks=sinks)
 
 
 @pytest.mark.parametrize("pages", [None, torch.int8], ids=["16 bits", "8 bits"])
@@ -205,6 +224,18 @@ def test_prompts_and_single_tokens_each_have_a_kernel(
         assert calls[1:] == [("varlen", 330)]
     if prompts == "SDPA and varlen, gathered":  # a whole prompt without a window needs no variable lengths
         assert calls[1:] == [("varlen", 130), *([("varlen", 200)] if window else [])]
+
+
+@pytest.mark.parametrize("window", [None, 45])
+@pytest.mark.parametrize("prompts", ["varlen, gathered", "SDPA and varlen, gathered", paged.TRITON])
+def test_each_kernel_of_prompts_takes_sinks_and_sdpa_computes_none(
+    prompts, window, monkeypatch, on_a_gpu_of_plain_torch
+):
+    monkeypatch.setattr(paged_varlen, "WORTH_ALONE", 165)
+    found, exact = attended(SHARES, {paged.PROMPTS: prompts}, window=window, sinks=a_few_sinks(4))
+    torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)
+    if prompts == "SDPA and varlen, gathered":
+        assert on_a_gpu_of_plain_torch[1:] == [("varlen", 130), ("varlen", 200)]
 
 
 def test_short_prompts_are_one_call(on_a_gpu_of_plain_torch):

@@ -22,7 +22,7 @@ from penstock.nn.linear import float8_triton, quantized_triton
 from penstock.nn.linear.float8 import LARGEST_EXPONENT, MANTISSA_OF_LARGEST, ROW, power_of_two, scaled
 from penstock.nn.linear.rounding import GROUP, to_halves, to_int4, to_int8
 from tests.examples import examples
-from tests.paged_cases import a_layer, a_step, written_out
+from tests.paged_cases import a_few_sinks, a_layer, a_step, written_out
 from tests.sampling_cases import numbers, rows, samplings
 
 SINGLES = st.lists(st.integers(1, 100).map(lambda length: (1, length)), max_size=3)
@@ -38,14 +38,25 @@ LONGER = st.lists(
     head_dim=st.sampled_from([16, 40]),
     window=st.sampled_from([None, 1, 5, 30]),
     pages=st.sampled_from([None, torch.int8]),
+    has_sinks=st.booleans(),
 )
 @examples(40)
-def any_layout_is_attended_as_written_out(shares, heads, block_size, head_dim, window, pages):
-    check(shares, heads=heads, block_size=block_size, head_dim=head_dim, window=window, kept=pages)
+def any_layout_is_attended_as_written_out(shares, heads, block_size, head_dim, window, pages, has_sinks):
+    sizes = {"heads": heads, "block_size": block_size, "head_dim": head_dim}
+    check(shares, **sizes, window=window, kept=pages, has_sinks=has_sinks)
 
 
 def check(
-    shares, *, heads, block_size, head_dim, window=None, dtype=torch.float32, kept=None, tolerance=1e-5
+    shares,
+    *,
+    heads,
+    block_size,
+    head_dim,
+    window=None,
+    dtype=torch.float32,
+    kept=None,
+    tolerance=1e-5,
+    has_sinks=False,
 ):
     step, num_blocks = a_step(shares, block_size=block_size)
     sizes = {"heads": heads[0], "kv_heads": heads[1], "block_size": block_size, "head_dim": head_dim}
@@ -59,8 +70,9 @@ def check(
         assert torch.equal(written[1][at], values[at])
         assert written[0].count_nonzero() == k.count_nonzero()  # and nothing else
     q_thd = q[0].transpose(0, 1).contiguous()
-    out = paged_triton.paged_attention(q_thd, keys, values, step, window=window, scale=0.3)
-    expected = written_out(q, pages, shares, scale=0.3, window=window)[0].transpose(0, 1)
+    of = {"scale": 0.3, "window": window, "sinks": a_few_sinks(heads[0]) if has_sinks else None}
+    out = paged_triton.paged_attention(q_thd, keys, values, step, **of)
+    expected = written_out(q, pages, shares, **of)[0].transpose(0, 1)
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
 
 
@@ -292,6 +304,8 @@ def compile_for_gpus():
         keys = torch.zeros(num_blocks, 8, 16, page_width(128, dtype), dtype=dtype)
         paged_triton.paged_attention(queries, keys, keys.clone(), step, window=None, scale=0.1)
     keys = torch.zeros(num_blocks, 8, 16, 128, dtype=torch.bfloat16)
+    of = {"window": 128, "scale": 0.1, "sinks": torch.zeros(32, dtype=torch.bfloat16)}
+    paged_triton.paged_attention(queries, keys, keys.clone(), step, **of)
     token = torch.empty(1, 8, 21, 128, dtype=torch.bfloat16)
     paged_triton.store(token, token, keys, keys.clone(), step.slots)
     x = torch.empty(64, 4096, dtype=torch.bfloat16)

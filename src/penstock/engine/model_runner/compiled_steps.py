@@ -234,7 +234,14 @@ class _HiddenCache:
         return [_attend_nothing] * len(windows)
 
 
-def _attend_nothing(q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:  # noqa: ARG001
+def _attend_nothing(
+    q_bhld: Tensor,
+    k_bksd: Tensor,  # noqa: ARG001
+    v_bksd: Tensor,  # noqa: ARG001
+    *,
+    scale: float,  # noqa: ARG001
+    sinks: Tensor | None = None,  # noqa: ARG001
+) -> Tensor:
     raise AssertionError(f"hidden pages attend by themselves, here to {q_bhld.shape}")
 
 

@@ -181,7 +181,7 @@ def _of_blocks(
     assert head is not None and model.unembed is not None  # noqa: PT018
     board = None if group is None else group.board
     network = torch.classes.penstock.Network(
-        [operand for block in blocks for operand in (*block.linears, *block.norms)],
+        [operand for block in blocks for operand in (*block.linears, *block.norms, block.sinks)],
         [model.embed.weight.detach(), model.norm.weight.detach(), *head],
         [*(size for block in blocks for size in block.outputs), model.unembed.out_features],
         [window or 0 for window in model.config.windows],

@@ -28,8 +28,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.nn import native
+from penstock.nn.attention import given_sinks
 from penstock.nn.kernels.paged_varlen import over_gathered, over_pages, share_by_share
 from penstock.nn.kernels.pages import PagedStep, from_pages, write
+from penstock.nn.kernels.sinks import attend_written_out
 from penstock.nn.triton_support import has_triton, on_device_of
 
 MAX_GROUP = 48
@@ -66,22 +68,30 @@ class Paged:
     window: int | None = None
     """A query sees itself and the `window - 1` positions before it; None: all."""
 
-    def __call__(self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:
+    def __call__(
+        self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         """Attend; q is [1, h, t, d], k and v are the pages, which already hold the step's own keys."""
         q_thd = q_bhld[0].transpose(0, 1).contiguous()
-        return self.attend(q_thd, k_bksd, v_bksd, scale=scale).transpose(0, 1)[None]
+        return self.attend(q_thd, k_bksd, v_bksd, scale=scale, sinks=sinks).transpose(0, 1)[None]
 
     def attend(
-        self, q_thd: Float[Tensor, "t h d"], keys: Tensor, values: Tensor, *, scale: float
+        self,
+        q_thd: Float[Tensor, "t h d"],
+        keys: Tensor,
+        values: Tensor,
+        *,
+        scale: float,
+        sinks: Float[Tensor, "h"] | None = None,
     ) -> Float[Tensor, "t h d"]:
         """Attend with tokens first, the layout that the kernel reads and writes."""
         step = self.step
+        how: dict[str, Any] = {"window": self.window, "scale": scale, **given_sinks(sinks)}
         if _has_kernels(q_thd, keys):
             with on_device_of(q_thd):
-                return _by_choice(q_thd, keys, values, step, window=self.window, scale=scale)
-        if not _has_operator(q_thd, keys):
-            return plain_attention(q_thd, keys, values, step, window=self.window, scale=scale)
-        return by_operator(q_thd, keys, values, step, window=self.window, scale=scale)
+                return _by_choice(q_thd, keys, values, step, how)
+        attend = by_operator if _has_operator(q_thd, keys) else plain_attention
+        return attend(q_thd, keys, values, step, **how)
 
 
 _WORTH_GATHERING = 128
@@ -114,10 +124,13 @@ def gathered_bytes(
 
 
 def _by_choice(
-    q_thd: Tensor, keys: Tensor, values: Tensor, step: PagedStep, *, window: int | None, scale: float
+    q_thd: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    step: PagedStep,
+    how: dict[str, Any],  # Any: arguments of `PageKernel`
 ) -> Tensor:
     """Attend by the kernels that the step names for single tokens and for longer shares."""
-    how: dict[str, Any] = {"window": window, "scale": scale}
     many, decode = step.num_singles, CANDIDATES[DECODE][step.kernels.get(DECODE, TRITON)]
     if many == len(q_thd):
         return decode(q_thd, keys, values, step, **how)
@@ -157,6 +170,7 @@ def plain_attention(
     *,
     window: int | None,
     scale: float,
+    sinks: Float[Tensor, "h"] | None = None,
 ) -> Float[Tensor, "t h d"]:
     """Attend in plain PyTorch.
 
@@ -169,7 +183,9 @@ def plain_attention(
     out = torch.empty_like(q_thd, memory_format=torch.contiguous_format)
     together = 0 if q_thd.device.type == "cpu" else step.num_singles
     if together:
-        out[:together] = _singles(q_thd[:together], keys, values, step, window=window, scale=scale)
+        out[:together] = _singles(
+            q_thd[:together], keys, values, step, window=window, scale=scale, sinks=sinks
+        )
     if len(step.spans[together:]) != len(step.lengths) - together:  # a recorded step, without spans
         raise ValueError("shares that are attended one by one need their spans")
     for share, (first, past, length) in enumerate(step.spans[together:], together):
@@ -183,12 +199,19 @@ def plain_attention(
         )
         mask = _visible(past - first, k.shape[1], window=window, device=q_thd.device)
         q = q_thd[first:past].transpose(0, 1)
-        out[first:past] = _sdpa(q[None], k[None], v[None], mask, scale)[0].transpose(0, 1)
+        out[first:past] = _sdpa(q[None], k[None], v[None], mask, scale, sinks)[0].transpose(0, 1)
     return out
 
 
 def _singles(
-    q_shd: Tensor, keys: Tensor, values: Tensor, step: PagedStep, *, window: int | None, scale: float
+    q_shd: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    step: PagedStep,
+    *,
+    window: int | None,
+    scale: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     tables, lengths = step.block_tables[: len(q_shd)].long(), step.lengths[: len(q_shd), None]
     k, v = (_gathered(pages[tables], q_shd.dtype) for pages in (keys, values))
@@ -196,7 +219,7 @@ def _singles(
     mask = positions < lengths
     if window is not None:
         mask &= positions >= lengths - window
-    return _sdpa(q_shd[:, :, None], k, v, mask[:, None, None], scale)[:, :, 0]
+    return _sdpa(q_shd[:, :, None], k, v, mask[:, None, None], scale, sinks)[:, :, 0]
 
 
 def _gathered(pages: Tensor, dtype: torch.dtype) -> Tensor:
@@ -215,7 +238,10 @@ def _visible(
     return keys <= own if window is None else (keys <= own) & (keys > own - window)
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, sinks: Tensor | None) -> Tensor:
+    if sinks is not None:
+        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
+        return attend_written_out(q, k, v, mask, scale=scale, sinks=sinks)
     grouped = q.shape[1] != k.shape[1]
     if grouped and mask is not None and q.device.type == "cuda":
         # on CUDA, grouped heads with a mask fall back to the unfused kernel
@@ -225,20 +251,34 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) ->
 
 
 def by_triton(
-    q_thd: Tensor, keys: Tensor, values: Tensor, step: PagedStep, *, window: int | None, scale: float
+    q_thd: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    step: PagedStep,
+    *,
+    window: int | None,
+    scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend by the kernels in Triton."""
     from penstock.nn.kernels.paged_triton import paged_attention  # takes a second that CPUs do not need
 
-    return paged_attention(q_thd, keys, values, step, window=window, scale=scale)
+    return paged_attention(q_thd, keys, values, step, window=window, scale=scale, sinks=sinks)
 
 
 def by_operator(
-    q_thd: Tensor, keys: Tensor, values: Tensor, step: PagedStep, *, window: int | None, scale: float
+    q_thd: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    step: PagedStep,
+    *,
+    window: int | None,
+    scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend by the C++ operator."""
     out: Tensor = torch.ops.penstock.paged_attention(
-        q_thd, keys, values, step.query_starts, step.lengths, step.block_tables, scale, window or 0
+        q_thd, keys, values, step.query_starts, step.lengths, step.block_tables, scale, window or 0, sinks
     )
     return out
 

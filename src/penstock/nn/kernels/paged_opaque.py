@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int64
@@ -49,34 +50,40 @@ class HiddenPages:
         return k_bkld, v_bkld
 
     def attend(
-        self, q_bhld: Tensor, k_bkld: Tensor, v_bkld: Tensor, *, scale: float
+        self, q_bhld: Tensor, k_bkld: Tensor, v_bkld: Tensor, *, scale: float, sinks: Tensor | None = None
     ) -> Float[Tensor, "1 t h_times_d"]:
         """Write the step's keys and values, each [1, k, t, d], and attend with its queries, [1, h, t, d].
 
         Tokens beyond the step's own are padding: none of their keys is written, and their results are zeros.
         """
         out: Tensor = torch.ops.penstock.attend_hidden(
-            q_bhld, k_bkld, v_bkld, self.index, self.window or 0, scale
+            q_bhld, k_bkld, v_bkld, self.index, self.window or 0, scale, sinks
         )
         return out
 
 
 def _attend_hidden(
-    q_bhld: Tensor, k_bkld: Tensor, v_bkld: Tensor, layer: Tensor, window: int, scale: float
+    q_bhld: Tensor,
+    k_bkld: Tensor,
+    v_bkld: Tensor,
+    layer: Tensor,
+    window: int,
+    scale: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     pages = _LAYERS.get()[int(layer)]
     _, heads, num_tokens, head_dim = q_bhld.shape
     count = len(pages.step.slots)
+    attend = partial(Paged(pages.step, window or None).attend, scale=scale, sinks=sinks)
     if count == num_tokens:
         pages.append(k_bkld, v_bkld)
         q_thd = q_bhld[0].transpose(0, 1).contiguous()
-        whole = Paged(pages.step, window or None).attend(q_thd, pages.keys, pages.values, scale=scale)
-        return whole.flatten(1)[None]
+        return attend(q_thd, pages.keys, pages.values).flatten(1)[None]
     out = q_bhld.new_zeros(num_tokens, heads, head_dim)
     if count:
         pages.append(k_bkld[:, :, :count], v_bkld[:, :, :count])
         q_thd = q_bhld[0, :, :count].transpose(0, 1).contiguous()
-        out[:count] = Paged(pages.step, window or None).attend(q_thd, pages.keys, pages.values, scale=scale)
+        out[:count] = attend(q_thd, pages.keys, pages.values)
     return out.flatten(1)[None]
 
 
@@ -87,7 +94,7 @@ def _shape(q_bhld: Tensor, *_: object) -> Tensor:
 
 torch.library.define(
     "penstock::attend_hidden",
-    "(Tensor q, Tensor k, Tensor v, Tensor layer, int window, float scale) -> Tensor",
+    "(Tensor q, Tensor k, Tensor v, Tensor layer, int window, float scale, Tensor? sinks) -> Tensor",
 )
 torch.library.impl("penstock::attend_hidden", "CompositeExplicitAutograd", _attend_hidden)
 torch.library.register_fake("penstock::attend_hidden", _shape)

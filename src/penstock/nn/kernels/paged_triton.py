@@ -54,6 +54,7 @@ of which a GPU does few at a time. In bfloat16, 0x4300 is 128, and its 7 bits of
 bits of a byte make a number of 128 to 255, of which 128 are taken off, or 256 (0x4380) if it is negative."""
 
 _LOG2_E = 1.4426950408889634
+_LOG2_OF_E = tl.constexpr(_LOG2_E)  # kernels read no other global
 _MIN_TILE = 16  # smallest side of the matrix instructions
 
 
@@ -89,6 +90,7 @@ def paged_attention(
     *,
     window: int | None,
     scale: float,
+    sinks: Float[Tensor, "h"] | None = None,
 ) -> Float[Tensor, "t h d"]:
     """Attend with each share's tokens over its own pages.
 
@@ -96,6 +98,7 @@ def paged_attention(
         q_thd: contiguous, float32, bfloat16 or float16; the pages are of that type or int8.
         keys, values: [blocks, k, block_size, d or row of pages.py], contiguous.
         window: a query sees itself and the `window - 1` positions before it; None: all.
+        sinks: as in sinks.py: the running softmax of each query starts with them.
     """
     out = torch.empty_like(q_thd)
     kv_heads, group = keys.shape[1], q_thd.shape[1] // keys.shape[1]
@@ -105,6 +108,7 @@ def paged_attention(
     views = (torch.int16, torch.float32) if is_coded else (keys.dtype, keys.dtype)
     pages = [tensor.view(dtype) for dtype in views for tensor in (keys, values)]
     num_singles, num_shares = step.num_singles, len(step.lengths)
+    has_sinks, of_heads = sinks is not None, q_thd if sinks is None else sinks
     if num_singles:
         parts = min(_MAX_PARTS, triton.cdiv(step.block_tables.shape[1] * keys.shape[2], SPLIT))
         weights = q_thd.new_empty(num_singles, q_thd.shape[1], parts, dtype=torch.float32)
@@ -112,14 +116,14 @@ def paged_attention(
         _attend[(num_singles, kv_heads, parts)](
             q_thd, *pages, sums, weights,
             step.query_starts, step.lengths, step.block_tables,
-            num_singles, step.block_tables.stride(0), scale * _LOG2_E,
+            num_singles, step.block_tables.stride(0), scale * _LOG2_E, of_heads,
             TOKENS=1, ROWS=max(_MIN_TILE, triton.next_power_of_2(group)), SPLIT=SPLIT, **sizes,
-            **_tile(q_thd, TILE_OF_CODES if is_coded else TILE),
+            HAS_SINKS=has_sinks, **_tile(q_thd, TILE_OF_CODES if is_coded else TILE),
         )  # fmt: skip
         _add_up[(num_singles, q_thd.shape[1])](
-            sums, weights, out, step.lengths, parts,
+            sums, weights, out, step.lengths, parts, of_heads,
             WINDOW=sizes["WINDOW"], D=sizes["D"], D_PADDED=triton.next_power_of_2(sizes["D"]),
-            SPLIT=SPLIT, PARTS=_PARTS_AT_ONCE,
+            SPLIT=SPLIT, PARTS=_PARTS_AT_ONCE, HAS_SINKS=has_sinks,
         )  # fmt: skip
     if num_shares > num_singles:
         rows = max(128 // q_thd.element_size(), triton.next_power_of_2(group))
@@ -130,7 +134,8 @@ def paged_attention(
             q_thd, *pages, out, out,
             step.query_starts[num_singles:], step.lengths[num_singles:], step.block_tables[num_singles:],
             num_shares - num_singles, step.block_tables.stride(0),
-            scale * _LOG2_E, TOKENS=tokens, ROWS=rows, SPLIT=0, **sizes, **_tile(q_thd, _TILE_OF_PROMPTS),
+            scale * _LOG2_E, of_heads, TOKENS=tokens, ROWS=rows, SPLIT=0, HAS_SINKS=has_sinks, **sizes,
+            **_tile(q_thd, _TILE_OF_PROMPTS),
         )  # fmt: skip
     return out
 
@@ -184,10 +189,11 @@ def _store(
 )
 def _attend(  # noqa: C901 - branches on constants are no branches
     q, keys, values, key_scales, value_scales, sums, weights, starts, lengths, tables,
-    num_shares, table_stride, scale,
+    num_shares, table_stride, scale, sinks,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, PAGE: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, KEYS: tl.constexpr, CODED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Attend with TOKENS tokens of one share, for the query heads of one key-value head.
 
@@ -234,6 +240,9 @@ def _attend(  # noqa: C901 - branches on constants are no branches
 
     highest = tl.full([ROWS], float("-inf"), dtype=tl.float32)
     total = tl.zeros([ROWS], dtype=tl.float32)
+    if HAS_SINKS and SPLIT == 0:
+        highest = _sink_of(sinks, kv_head * GROUP + row % GROUP)
+        total += 1.0
     sum_md = tl.zeros([ROWS, D_PADDED], dtype=tl.float32)
     for here in range(since // KEYS * KEYS, until, KEYS):
         key = here + tl.arange(0, KEYS)
@@ -293,6 +302,12 @@ def _attend(  # noqa: C901 - branches on constants are no branches
 
 
 @triton.jit
+def _sink_of(sinks, head):
+    """Return the sinks of heads, as scores in powers of two."""
+    return tl.load(sinks + head).to(tl.float32) * _LOG2_OF_E
+
+
+@triton.jit
 def _even(pairs, dtype: tl.constexpr):
     """Return the codes in the low bytes of int16 numbers."""
     if dtype == tl.bfloat16:
@@ -334,10 +349,12 @@ def _place(starts, num_shares, tile, TOKENS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_parts"])
 def _add_up(
-    sums, weights, out, lengths, num_parts,
+    sums, weights, out, lengths, num_parts, sinks,
     WINDOW: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Combine the parts of one head of one single token, each weighted by the sum of its own softmax.
+    """Combine the parts of one head of one single token, each weighted by the sum of its own softmax, and
+    its sink.
 
     PARTS of them are read at once: one after the other waits for the memory as often.
     """
@@ -349,6 +366,9 @@ def _add_up(
     d = tl.arange(0, D_PADDED)
     highest = float("-inf")
     total = 0.0
+    if HAS_SINKS:
+        highest = _sink_of(sinks, tl.program_id(1))
+        total = 1.0
     sum_d = tl.zeros([D_PADDED], dtype=tl.float32)
     size = _part_size(length, num_parts, SPLIT)
     for begin in range(since // size, tl.cdiv(length, size), PARTS):

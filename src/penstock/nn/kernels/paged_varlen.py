@@ -24,6 +24,7 @@ def over_gathered(
     *,
     window: int | None,
     scale: float,
+    sinks: Float[Tensor, "h"] | None = None,
 ) -> Float[Tensor, "t h d"]:
     """Attend over the keys and values of all shares, gathered into one tensor each; `step` has spans."""
     lengths = [length for _, _, length in step.spans]
@@ -36,7 +37,7 @@ def over_gathered(
     k, v = (read(pages, slots, q_thd.dtype) for pages in (keys, values))
     return attend_varlen(
         q_thd, k, v, step.query_starts, ends,
-        longest=longest, window=window, scale=scale,
+        longest=longest, window=window, scale=scale, sinks=sinks,
     )  # fmt: skip
 
 
@@ -48,14 +49,15 @@ def share_by_share(
     *,
     window: int | None,
     scale: float,
+    sinks: Float[Tensor, "h"] | None = None,
 ) -> Float[Tensor, "t h d"]:
     """Attend over the gathered keys and values of one long share after the other; `step` has spans.
 
     Whole prompts go through SDPA, whose kernels for them are the fastest; what follows a prefix, and what has
-    a window, through the variable-length kernel. Shorter shares go through that together.
+    a window or sinks, through the variable-length kernel. Shorter shares go through that together.
     """
     if len(q_thd) < WORTH_ALONE * len(step.spans):
-        return over_gathered(q_thd, keys, values, step, window=window, scale=scale)
+        return over_gathered(q_thd, keys, values, step, window=window, scale=scale, sinks=sinks)
     block_size, outs = keys.shape[2], []
     for share, (first, past, length) in enumerate(step.spans):
         blocks = step.block_tables[share, : -(-length // block_size)]
@@ -64,7 +66,8 @@ def share_by_share(
             for pages in (keys, values)
         )
         q = q_thd[first:past]
-        if past - first == length and (window is None or window >= length):
+        is_whole = past - first == length and (window is None or window >= length)
+        if is_whole and sinks is None:
             q_hld = q.transpose(0, 1)
             out = scaled_dot_product_attention(
                 q_hld[None], k_kld[None], v_kld[None], is_causal=True, scale=scale,
@@ -77,7 +80,7 @@ def share_by_share(
         outs.append(
             attend_varlen(
                 q, k_kld.transpose(0, 1), v_kld.transpose(0, 1), ends, lengths,
-                longest=(len(q), length), window=window, scale=scale,
+                longest=(len(q), length), window=window, scale=scale, sinks=sinks,
             )
         )  # fmt: skip
     return outs[0] if len(outs) == 1 else torch.cat(outs)
@@ -91,6 +94,7 @@ def over_pages(
     *,
     window: int | None,
     scale: float,
+    sinks: Float[Tensor, "h"] | None = None,
 ) -> Float[Tensor, "t h d"]:
     """Attend over the pages where they lie; pages of the dtype of queries.
 
@@ -101,5 +105,5 @@ def over_pages(
     most = 1 if len(q_thd) == len(step.lengths) else max(past - first for first, past, _ in step.spans)
     return attend_varlen(
         q_thd, k, v, step.query_starts, None, longest=(most, width), window=window, scale=scale,
-        seqused_k=step.lengths, block_table=step.block_tables, num_splits=1,
+        sinks=sinks, seqused_k=step.lengths, block_table=step.block_tables, num_splits=1,
     )  # fmt: skip

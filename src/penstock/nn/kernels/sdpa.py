@@ -4,7 +4,9 @@
 and hide most of them. Each chunk is a call of its own, so documents must be long enough to be worth one. In a
 compiled block the chunks of each batch would be compiled anew, so the mask is used there.
 
-The mask takes seq x keys bytes and computes scores that it hides, so it is the last resort.
+The mask takes seq x keys bytes and computes scores that it hides, so it is the last resort. It alone takes
+attention sinks, which it computes by the formula, because scaled_dot_product_attention returns no log-sums.
+Then the scores take memory too.
 """
 
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.nn.kernels.layout import AttentionChunk, AttentionLayout, pieces
+from penstock.nn.kernels.sinks import attend_written_out
 
 _WORTH_A_CALL = 64  # average tokens of a chunk
 
@@ -92,15 +95,27 @@ class Masked:
 
     mask: Bool[Tensor, "batch_or_1 1 seq keys"]
 
-    def __call__(self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:
-        """Attend under the mask; q is [b, h, l, d], k and v are [b, k, s, d]."""
-        return _attend_masked(q_bhld, k_bksd, v_bksd, self.mask, scale=scale)
+    def __call__(
+        self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Attend under the mask; q is [b, h, l, d], k and v are [b, k, s, d], sinks [h]."""
+        return _attend_masked(q_bhld, k_bksd, v_bksd, self.mask, scale=scale, sinks=sinks)
 
 
-def _attend_masked(q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, mask: Tensor, *, scale: float) -> Tensor:
+def _attend_masked(
+    q_bhld: Tensor,
+    k_bksd: Tensor,
+    v_bksd: Tensor,
+    mask: Tensor,
+    *,
+    scale: float,
+    sinks: Tensor | None = None,
+) -> Tensor:
     # repeated, because on CUDA a mask with grouped heads falls back to the unfused kernel
     groups = q_bhld.shape[1] // k_bksd.shape[1]
     k_bhsd, v_bhsd = (t.repeat_interleave(groups, dim=1) for t in (k_bksd, v_bksd))
+    if sinks is not None:
+        return attend_written_out(q_bhld, k_bhsd, v_bhsd, mask, scale=scale, sinks=sinks)
     return scaled_dot_product_attention(q_bhld, k_bhsd, v_bhsd, attn_mask=mask, scale=scale)
 
 

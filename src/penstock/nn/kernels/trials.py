@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from penstock.devices.kernel_choice import Call, Operation
+from penstock.nn.attention import given_sinks
 from penstock.nn.kernels import choose, paged
 from penstock.nn.kernels.layout import AttentionLayout
 from penstock.nn.kernels.pages import PagedStep, from_pages, to_pages
-from penstock.nn.kernels.varlen_torch import has_pages, is_available
+from penstock.nn.kernels.varlen_torch import has_log_sums, has_pages, is_available
 from penstock.nn.triton_support import has_triton
 
 NEAR = {torch.float64: 1e-12, torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
@@ -36,20 +37,28 @@ class Heads:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    has_sinks: bool = False
+    """True if query heads have attention sinks."""
 
     def __str__(self) -> str:
         """Return the sizes as part of a table's key."""
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.heads} heads of {self.kv_heads}, {self.head_dim} wide, {dtype}"
+        sinks = " with sinks" if self.has_sinks else ""
+        return f"{self.heads} heads of {self.kv_heads}{sinks}, {self.head_dim} wide, {dtype}"
 
     def drawn(self) -> Callable[..., Tensor]:
         """Return a source of normal numbers, the same at each call."""
         generator = torch.Generator(self.device).manual_seed(0)
         return partial(torch.randn, generator=generator, dtype=self.dtype, device=self.device)
 
+    def drawn_sinks(self) -> Tensor | None:
+        """Return the sinks of the heads; None: they have none."""
+        return self.drawn()(self.heads) if self.has_sinks else None
 
-Rows = tuple[AttentionLayout, Tensor, Tensor, Tensor, Tensor]
-"""A micro-batch of training: layout, queries, keys, values, and the gradient of the result."""
+
+Rows = tuple[AttentionLayout, tuple[Tensor, ...], Tensor]
+"""A micro-batch of training: layout; queries, keys, values and, if there are any, sinks; and the gradient of
+the result."""
 
 
 def attention_operations(
@@ -74,7 +83,7 @@ def _attention(sizes: Heads, name: str, trial: AttentionLayout, load: AttentionL
     like = torch.empty(0, sizes.head_dim, dtype=sizes.dtype, device=sizes.device)
     found = {
         kernel: partial(_attended, make)
-        for kernel, make in choose.CANDIDATES[name].items()
+        for kernel, make in choose.candidates_of(name, has_sinks=sizes.has_sinks).items()
         # those that cost more are not made to find out whether they are here
         if (has_triton(sizes.device) if kernel in choose.COSTLY else make(trial, like) is not None)
     }
@@ -111,31 +120,33 @@ def _rows(sizes: Heads, layout: AttentionLayout) -> Rows:
         drawn(layout.batch, layout.seq_len, heads, sizes.head_dim).transpose(1, 2).requires_grad_()
         for heads in (sizes.heads, sizes.kv_heads, sizes.kv_heads, sizes.heads)
     )
-    return layout, q, k, v, upstream
+    sinks = sizes.drawn_sinks()
+    return layout, (q, k, v, *([] if sinks is None else [sinks.requires_grad_()])), upstream
 
 
 def _attended(make: choose.Candidate, case: Rows) -> Call:
-    layout, q, k, v, upstream = case
+    layout, given, upstream = case
+    (q, k, v), sinks = given[:3], {"sinks": given[3]} if len(given) > 3 else {}
     attend = make(layout, q)
     if attend is None:
         raise LookupError("the device has no such kernel for these documents")
 
     @torch.enable_grad()
     def call() -> Sequence[Tensor]:
-        out = attend(q, k, v, scale=q.shape[-1] ** -0.5)
-        return out, *torch.autograd.grad(out, (q, k, v), upstream)
+        out = attend(q, k, v, scale=q.shape[-1] ** -0.5, **sinks)
+        return out, *torch.autograd.grad(out, given, upstream)
 
     return call
 
 
 def _exact_rows(case: Rows) -> Sequence[Tensor]:
-    layout, *tensors = case
-    q, k, v, upstream = (tensor.detach().double().requires_grad_() for tensor in tensors)
-    return _attended(choose.masked, (layout, q, k, v, upstream))()
+    layout, given, upstream = case
+    exact = tuple(tensor.detach().double().requires_grad_() for tensor in given)
+    return _attended(choose.masked, (layout, exact, upstream.double()))()
 
 
-Pages = tuple[Tensor, Tensor, Tensor, PagedStep, int | None]
-"""Queries of a step, one layer's pages of keys and of values, the step, and a window."""
+Pages = tuple[Tensor, Tensor, Tensor, PagedStep, int | None, Tensor | None]
+"""Queries of a step, one layer's pages of keys and of values, the step, a window, and sinks."""
 
 
 def page_operations(
@@ -165,6 +176,7 @@ def page_operations(
     loads = {paged.DECODE: [(1, context)] * sequences, paged.PROMPTS: [(prompt, prompt)]}
     words = "8 bits" if pages == torch.int8 else "of that dtype"
     has_varlen = is_available(device=sizes.device, dtype=sizes.dtype, head_dim=sizes.head_dim)
+    has_varlen = has_varlen and (has_log_sums() or not sizes.has_sinks)
     reads_pages = has_varlen and has_pages() and pages == sizes.dtype
     is_here = {paged.TRITON: True, paged.OVER_PAGES: reads_pages}
     return [
@@ -204,20 +216,22 @@ def _pages(
     )
     shape = (len(blocks), sizes.kv_heads, block_size, sizes.head_dim)
     keys, values = (to_pages(drawn(*shape), dtype) for _ in range(2))
-    return drawn(tokens, sizes.heads, sizes.head_dim), keys, values, step, window
+    return drawn(tokens, sizes.heads, sizes.head_dim), keys, values, step, window, sizes.drawn_sinks()
 
 
 def _over_pages(attend: paged.PageKernel, case: Pages) -> Call:
-    *tensors, window = case
+    *tensors, window, sinks = case
+    scale = case[0].shape[-1] ** -0.5
 
     @torch.no_grad()
     def call() -> Sequence[Tensor]:
-        return (attend(*tensors, window=window, scale=case[0].shape[-1] ** -0.5),)
+        return (attend(*tensors, window=window, scale=scale, **given_sinks(sinks)),)
 
     return call
 
 
 def _exact_pages(case: Pages) -> Sequence[Tensor]:
-    q, keys, values, step, window = case
-    exact = q.double(), from_pages(keys, torch.float64), from_pages(values, torch.float64), step, window
+    q, keys, values, step, window, sinks = case
+    wide = q.double(), from_pages(keys, torch.float64), from_pages(values, torch.float64)
+    exact = *wide, step, window, None if sinks is None else sinks.double()
     return _over_pages(paged.plain_attention, exact)()

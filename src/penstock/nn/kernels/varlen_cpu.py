@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from penstock.nn.kernels.layout import AttentionLayout, pieces
+from penstock.nn.kernels.sinks import add_sinks, sink_gradients
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -36,11 +37,13 @@ class PerDocument:
     window: int | None
     """As in `AttentionLayout`."""
 
-    def __call__(self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:
-        """Attend within each document; q is [b, h, l, d], k and v are [b, k, l, d]."""
+    def __call__(
+        self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Attend within each document; q is [b, h, l, d], k and v are [b, k, l, d], sinks [h]."""
         batch, _, seq_len, _ = q_bhld.shape
         q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (q_bhld, k_bksd, v_bksd))
-        out, _ = torch.ops.penstock.attend_documents(q, k, v, self.ends, self.window or 0, scale)
+        out, _ = torch.ops.penstock.attend_documents(q, k, v, sinks, self.ends, self.window or 0, scale)
         return out.view(batch, seq_len, *out.shape[1:]).transpose(1, 2)  # type: ignore[no-any-return]
 
 
@@ -60,9 +63,9 @@ def per_document(layout: AttentionLayout) -> PerDocument:
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, ends: Tensor, window: int, scale: float
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, ends: Tensor, window: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Attend; q is [tokens, heads, dim], k and v [tokens, fewer heads, dim]."""
+    """Attend; q is [tokens, heads, dim], k and v [tokens, fewer heads, dim], sinks [heads]."""
     (out, sums), groups = _made(q, k), k.shape[1]
     q, k, v, into = (_grouped(t, groups) for t in (q, k, v, out))
     for piece in pieces(ends, window, like=q):
@@ -71,6 +74,9 @@ def _attend(
             q[:, :, here], _like(q, k[:, :, there]), _like(q, v[:, :, there]),
             0.0, piece.mask is None, attn_mask=piece.mask, scale=scale,
         )  # fmt: skip
+    if sinks is not None:
+        shrunk, sums = add_sinks(into, sums, _of_groups(sinks, groups))
+        into.copy_(shrunk)
     return out, sums
 
 
@@ -114,11 +120,16 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _back(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, ends, out, sums = ctx.saved_tensors
+    q, k, v, sinks, ends, out, sums = ctx.saved_tensors
     found = torch.ops.penstock.attend_documents_backward(
         upstream, q, k, v, out, sums, ends, ctx.window, ctx.scale
     )
-    return *found, None, None, None
+    d_sinks = None
+    if sinks is not None:
+        groups = k.shape[1]
+        each = (_grouped(upstream, groups), _grouped(out, groups), sums, _of_groups(sinks, groups))
+        d_sinks = sink_gradients(*each).sum(-1).flatten().to(sinks.dtype)
+    return *found, d_sinks, None, None, None
 
 
 _ATTEND, _ATTEND_BACKWARD = "penstock::attend_documents", "penstock::attend_documents_backward"
@@ -126,7 +137,12 @@ _GIVEN = "Tensor ends, SymInt window, float scale"
 
 # not `custom_op`, whose operators load torch's compiler at their first call: two seconds
 for _name, _schema, _kernel, _shape in (
-    (_ATTEND, f"(Tensor q, Tensor k, Tensor v, {_GIVEN}) -> (Tensor, Tensor)", _attend, _made),
+    (
+        _ATTEND,
+        f"(Tensor q, Tensor k, Tensor v, Tensor? sinks, {_GIVEN}) -> (Tensor, Tensor)",
+        _attend,
+        _made,
+    ),
     (
         _ATTEND_BACKWARD,
         "(Tensor upstream, Tensor q, Tensor k, Tensor v, Tensor out, Tensor sums, "
@@ -145,6 +161,11 @@ def _grouped(x: Tensor, groups: int) -> Tensor:
     """[tokens, heads, dim] -> [groups, heads of a group, tokens, dim], a view if the kernel can read it."""
     x = x if x.stride(-1) == 1 else x.contiguous()  # the kernel assumes a last stride of 1
     return x.view(len(x), groups, -1, x.shape[-1]).permute(1, 2, 0, 3)
+
+
+def _of_groups(sinks: Tensor, groups: int) -> Tensor:
+    """[heads] -> [groups, heads of a group, 1], as the log-sums are."""
+    return sinks.view(groups, -1, 1)
 
 
 def _like(q: Tensor, k: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ namespace penstock::network {
 using Operands = c10::List<std::optional<at::Tensor>>;
 
 constexpr int64_t OF_LINEAR = 4, OF_UPDATE = 3, NORMS = 6;  // operands of a linear layer and of an update; norms of a block
-constexpr int64_t OF_BLOCK = OF_LINEAR * LINEARS + NORMS;
+constexpr int64_t OF_BLOCK = OF_LINEAR * LINEARS + NORMS + 1;  // the last are its sinks
 
 inline const void* pointer_of(const Optional& tensor, at::ScalarType type, int64_t size) {
   if (!tensor) return nullptr;
@@ -52,7 +52,7 @@ struct Held {
 
 class Network : public torch::CustomClassHolder {
  public:
-  // blocks: of each, OF_BLOCK operands in the order of `decoder_block`; ends: embedding, last norm, operands of the
+  // blocks: of each, OF_BLOCK operands: linears and norms in the order of `decoder_block`, and sinks; ends: embedding, last norm, operands of the
   // output matrix; outputs: of each linear layer, the output matrix last; numbers: eps, scale, multipliers of
   // residual sums and of the embedding, shift of norms; options: activation, is_gated, has_whole_norms, norms_rotated; vocabulary: first
   // token of each rank's rows, and the number of all; ropes: of each block, its table of angles; places: of each block,
@@ -222,6 +222,7 @@ class Network : public torch::CustomClassHolder {
                              linear(blocks_, first + 12, model_.is_gated ? outputs[2] / 2 : outputs[2], hidden),
                              norm(0, hidden), norm(1, hidden), norm(2, model_.has_whole_norms ? heads * dim : dim),
                              norm(3, model_.has_whole_norms ? model_.kv_heads * dim : dim), norm(4, hidden), norm(5, hidden),
+                             static_cast<const float*>(pointer_of(blocks_.get(first + OF_BLOCK - 1), at::kFloat, heads)),
                              window, rope, place[0], place[1]});
     TORCH_CHECK(place[0] >= 0 && place[1] >= 0 && place[1] < pages_.size(0), "Network: row ", place[1], " of ", pages_.sizes());
     num_groups_ = std::max(num_groups_, place[0] + 1);

@@ -31,6 +31,7 @@ namespace penstock::network {
 struct Layer {
   Matrix query_key_value, output, gate_up, down;
   const void *attention_norm, *mlp_norm, *query_norm, *key_norm, *attention_out_norm, *mlp_out_norm;  // each may be null
+  const float* sinks;  // of this rank's heads; may be null
   int64_t window, rope, group, row;  // rope: which of the tables of angles; group: of the cache; row: in its blocks
 };
 
@@ -211,7 +212,7 @@ void attend_layer(Threads& threads, const Step<T, P>& step, size_t i, const T* q
   attention::Task<T, P> task = step.task;
   task.q = q, task.out = mixed;
   task.keys = step.pages + 2 * layer.row * step.half_layer, task.values = task.keys + step.half_layer;
-  task.window = layer.window, task.tables += layer.group * step.group_tables;
+  task.window = layer.window, task.sinks = layer.sinks, task.tables += layer.group * step.group_tables;
   attention::attend(threads, task, step.cuts.of(i, layer.window), step.cuts.partials, step.cuts.next[i]);
 }
 

@@ -25,6 +25,7 @@ struct Task {
   const int32_t *starts, *lengths, *tables;
   int64_t q_stride, heads, kv_heads, block_size, dim, table_width, window;
   float scale;
+  const float* sinks = nullptr;  // of each head: a score of a key whose value is 0; null: there are none
 
   int64_t group() const { return heads / kv_heads; }
   int64_t page_size() const { return block_size * page_width<P>(dim); }  // of one head

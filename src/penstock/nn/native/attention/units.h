@@ -6,13 +6,21 @@
 
 namespace penstock::attention {
 
+// What the sum of a row's weighted values is multiplied by. A sink adds its weight to the sum of the weights.
+inline float share_of(float most, float total, const float* sink) {
+  if (!sink) return 1.0f / total;
+  const float top = std::max(most, *sink), own = std::exp(most - top);
+  return own / (total * own + std::exp(*sink - top));
+}
+
 template <class T, class P>
 void write(const Task<T, P>& task, const Tile& tile, const Joined& joined) {
   const int64_t rows = tile.rows(task), wide = up(task.dim, LANES);
   for (int64_t row = 0; row < rows; ++row) {
-    const Vec share(1.0f / joined.total[row]);
+    const int64_t head = tile.head(task, row);
+    const Vec share(share_of(joined.most[row], joined.total[row], task.sinks ? task.sinks + head : nullptr));
     const float* sums = joined.sums + row * wide;
-    T* out = task.out + ((tile.first_token + tile.token(row, task.group())) * task.heads + tile.head(task, row)) * task.dim;
+    T* out = task.out + ((tile.first_token + tile.token(row, task.group())) * task.heads + head) * task.dim;
     each_lane(task.dim, [&](int64_t i, auto at) { at.store(out + i, Vec::load(sums + i) * share); });
   }
 }
