@@ -21,6 +21,7 @@ from transformers import (
     GlmConfig,
     GraniteConfig,
     GraniteMoeHybridConfig,
+    GraniteSWAConfig,
     HeliumConfig,
     HunYuanDenseV1Config,
     LlamaConfig,
@@ -120,6 +121,14 @@ def of_every_family(**shape: Any) -> dict[str, PreTrainedConfig]:  # Any: of wha
             rope_scaling=longrope(shape["hidden_size"] // shape["num_attention_heads"] // 4),
         ),
         "granite4": GraniteMoeHybridConfig(**shape, **granite, **dense, layer_types=["attention"] * layers),
+        "granite-swa": GraniteSWAConfig(
+            **shape,
+            **granite,
+            **in_turn,
+            attention_multiplier=0.3,
+            tie_word_embeddings=False,
+            layer_rope_theta=[20_000.0 * (layer % 2) for layer in range(layers)],
+        ),
         "helium": HeliumConfig(**shape, head_dim=shape["hidden_size"] // shape["num_attention_heads"]),
         "ernie": Ernie4_5Config(**shape, head_dim=16, use_bias=True),
         "glm": GlmConfig(**shape, head_dim=16),
@@ -187,7 +196,7 @@ def save_tiny_model(family: str, folder: Path, *, seed: int = 0) -> PreTrainedMo
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(CONFIGS[family]).eval()
     for name, parameter in model.named_parameters():
-        if name.endswith("bias") or "norm" in name:  # they start equal, and would show no mistake
+        if name.endswith(("bias", "sinks")) or "norm" in name:  # they start equal, and would show no mistake
             parameter.data.add_(torch.randn_like(parameter) * 0.2)
     model.save_pretrained(folder)
     return model

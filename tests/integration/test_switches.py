@@ -42,6 +42,7 @@ SWITCHES = {
     "squared relu": {"activation": "relu2"},
     "no gate": {"has_gate": False},
     "scaled embeddings": {"scales_embeddings": True},
+    "sinks": {"has_sinks": True},
 }
 SWITCHES["all"] = {key: value for switch in SWITCHES.values() for key, value in switch.items()}
 IDS = torch.arange(11)[None] * 7 % 100

@@ -210,6 +210,13 @@ FAMILIES = {
         "logits_scaling": 2.0,
         "tie_word_embeddings": True,
     },
+    "granite_swa": {
+        "model_type": "granite_swa",
+        "attention_multiplier": 0.2,
+        "sliding_window": 5,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "layer_rope_theta": [0.0, 10_000.0],
+    },
     "mistral": {"model_type": "mistral", "sliding_window": 5},
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3", "head_dim": 16},
@@ -253,6 +260,7 @@ SHARED_HEADS = [
     (4, {"num_key_value_heads": 2, "attention_bias": True}, {"tensor": 4}),
     (4, FAMILIES["qwen3"] | {"num_key_value_heads": 1}, {"tensor": 2, "context": 2}),
     (4, FAMILIES["olmo2"], {"tensor": 4}),
+    (4, FAMILIES["granite_swa"], {"tensor": 2, "context": 2, "context_rule": "ulysses"}),
 ]
 
 
@@ -264,8 +272,9 @@ def test_ranks_beyond_the_key_value_heads_share_them(corpus, tmp_path, plain, ra
 
 
 @pytest.mark.parametrize("rule", ["all_gather", "ulysses"])
-def test_windows_reach_across_the_edges_of_stretches(corpus, tmp_path, plain, rule):
-    model = LLAMA | FAMILIES["mistral"]
+@pytest.mark.parametrize("family", ["mistral", "granite_swa"])
+def test_windows_and_sinks_reach_across_the_edges_of_stretches(corpus, tmp_path, plain, family, rule):
+    model = LLAMA | FAMILIES[family]
     recipe = recipe_of(corpus, tmp_path, model=model, context=4, context_rule=rule)
     assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=4), plain(model))
 

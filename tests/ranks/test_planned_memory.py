@@ -25,6 +25,11 @@ CASES = {
     ),
     "slices": (2, {"parallel": {"tensor": 2}}),
     "stretches": (2, {"parallel": {"context": 2}}),
+    "stretches with sinks": (2, {"model": {"model_type": "granite_swa"}, "parallel": {"context": 2}}),
+    "exchanged heads with sinks": (
+        2,
+        {"model": {"model_type": "granite_swa"}, "parallel": {"context": 2, "context_rule": "ulysses"}},
+    ),
     "stages": (2, {"parallel": {"pipeline": 2}}),
     "everything kept": (2, {"ethernet": {"keep_mib": float("inf")}}),
     "breadth first": (2, {"ethernet": {"schedule": "breadth_first"}}),
@@ -99,6 +104,7 @@ def compare(name, tmp_path):
         "num_hidden_layers": 4,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
+        **sections.get("model", {}),
     }
     run: dict[str, Any] = {"dir": str(tmp_path / "run"), "steps": 3}
     if "tune" in sections:
@@ -115,7 +121,7 @@ def compare(name, tmp_path):
                 "micro_batch_size": 2,
             },
             "compute": "float32",
-            **sections,
+            **{name: section for name, section in sections.items() if name != "model"},
         }
     )
     measured = max(on_ranks(lambda world: peak_of_step(config, world), ranks=ranks))

@@ -66,6 +66,7 @@ def operations_of(
         head_dim=model.size_of_head,
         dtype=dtype,
         device=device,
+        has_sinks=model.family.has_sinks,
     )
     merged = (2 if model.family.has_gate else 1) * model.intermediate_size
     return [

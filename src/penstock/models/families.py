@@ -7,9 +7,8 @@ from penstock.models.family.base import Family
 
 ModelType = Literal[
     "arcee", "cwm", "ernie4_5", "exaone4", "gemma", "gemma3_text", "glm", "glm4", "granite",
-    "granitemoehybrid", "helium", "hunyuan_v1_dense", "llama", "ministral", "ministral3", "mistral", "olmo2",
-    "olmo3", "phi3", "qwen2", "qwen3",
-    "seed_oss", "smollm3",
+    "granite_swa", "granitemoehybrid", "helium", "hunyuan_v1_dense", "llama", "ministral", "ministral3",
+    "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
 ]  # fmt: skip
 """Supported values of model_type; each is a file in models/family."""
 

@@ -59,16 +59,15 @@ def block_bytes(
     keep = len(model.block_norms(kind)) * (normed * h + _FLOAT32)
     operators, parts = c * h, len(kind.parts)
     gathered = 0 if tensor == 1 else parts * c * h  # inputs of products hold the tokens of the whole group
-    keep += (
-        parts * c * h if tensor == 1 else 0
-    )  # inputs of products: outputs of norms, or the residual stream
+    keep += parts * c * h if tensor == 1 else 0  # inputs of products: of norms, or the residual stream
     mask = 0
     if kind.attention is not None:
         q, k = widths(model, tensor)
         attention = c * (2 * q + 2 * k) + _FLOAT32 * model.num_attention_heads
         keep += attention + (0 if context == 1 else _spread(model, c, context=context, rule=rule))
         operators += c * h + attention
-        mask = c * row if context > 1 and rule == "all_gather" else 0  # as numbers, shared by the heads
+        if context > 1 and rule == "all_gather":  # scores, or a mask as numbers, shared by the heads
+            mask = score_bytes(model, row=row, tensor=tensor) or c * row
         if model.family.qk_norm:
             heads = model.num_attention_heads + k // model.size_of_head
             keep += normed * (q + k) + _FLOAT32 * (2 * tensor if model.family.qk_norm == "whole" else heads)
@@ -122,6 +121,12 @@ def widths(model: DecoderConfig, tensor: int = 1) -> tuple[int, int]:
     return model.num_attention_heads * model.size_of_head, keys * model.size_of_head
 
 
+def score_bytes(model: DecoderConfig, *, row: int, tensor: int = 1) -> int:
+    """Return the bytes of a token's attention weights where the formula computes them: with sinks under a
+    mask."""
+    return _FLOAT32 * model.num_attention_heads // tensor * row if model.family.has_sinks else 0
+
+
 def _spread(model: DecoderConfig, c: int, *, context: int, rule: ContextRule) -> int:
     """Return the extra bytes per token under context parallelism: whole or exchanged keys and values."""
     q, k = widths(model)
@@ -139,12 +144,15 @@ def working_bytes(
     compute_bytes: int,
     tensor: int = 1,
     context: int = 1,
+    rule: ContextRule = "all_gather",
+    row: int = 0,
 ) -> int:
     """Return the peak bytes that a block's backward allocates beyond the kept activations.
 
     The peak is in the feed-forward: gradients of product, silu and up, less the product, with those of the
     residual stream and of the whole group's tokens; or, under context parallelism, in attention, after the
-    feed-forward's activations are freed.
+    feed-forward's activations are freed. Weights that the formula computes have gradients of their size, and
+    so have scores.
     """
     c, h, f = compute_bytes, model.hidden_size, model.intermediate_size
     q, _ = widths(model)
@@ -153,4 +161,6 @@ def working_bytes(
         gradients, kept = 0, 0
     feed_forward = gradients * c * f // tensor + 2 * c * h // tensor + (0 if tensor == 1 else c * h)
     attention = c * (q + 2 * q * context) // tensor - kept * c * f // tensor
+    if context > 1 and rule == "all_gather":
+        attention += 2 * score_bytes(model, row=row, tensor=tensor)
     return tokens * (feed_forward if kind.attention is None else max(feed_forward, attention))

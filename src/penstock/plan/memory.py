@@ -283,6 +283,8 @@ class Rank:
             compute_bytes=self.c,
             tensor=job.layout.tensor,
             context=job.layout.context,
+            rule=job.context_rule,
+            row=job.sequence_length,
         )
 
     @property

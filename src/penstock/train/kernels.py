@@ -58,6 +58,7 @@ def operations_of(
         head_dim=model.size_of_head,
         dtype=getattr(torch, config.compute),
         device=device,
+        has_sinks=model.family.has_sinks,
     )
     rows = check_rows(config, world_size=layout.num_data)
     return attention_operations(

@@ -42,6 +42,7 @@ def alive_after_forward(shape, mode, dtype):
         ("llama", "both"),
         ("qwen3", "both"),
         ("hunyuan_v1_dense", "both"),
+        ("granite_swa", "both"),
         ("qwen3", "attention"),
         ("llama", "mlp"),
     ],

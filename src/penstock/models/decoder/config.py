@@ -45,7 +45,8 @@ class DecoderConfig:
     rope_scaling: RopeScaling | None = None
     """Scaling of the rotary frequencies for long contexts."""
     layer_rope_theta: tuple[float, ...] | None = None
-    """SmolLM3: base of each layer's wavelengths, 0 for a layer without positions; absent: `rope_theta`."""
+    """SmolLM3, Granite SWA: base of each layer's wavelengths, 0 for a layer without positions; absent:
+    `rope_theta`."""
     scaled_layers: LayerType | None = None
     """Kind of layers that `rope_scaling` applies to; absent: all."""
     rms_norm_eps: float = 1e-6
@@ -296,6 +297,8 @@ class DecoderConfig:
         for part in kind.parts:
             if f"{part}_norm" in norms:
                 shapes[f"{part}_norm.weight"] = hidden
+            if part == "attention" and self.family.has_sinks:
+                shapes["attention.sinks"] = (self.num_attention_heads,)
             for name in (name for name in linear if name.startswith(f"{part}.")):
                 shapes[f"{name}.weight"] = linear[name]
                 if name in with_bias:

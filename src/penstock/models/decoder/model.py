@@ -55,7 +55,13 @@ class ChooseKernel(Protocol):
     """Selects the attention kernel of one forward pass."""
 
     def __call__(
-        self, layout: AttentionLayout, *, device: torch.device, dtype: torch.dtype, head_dim: int
+        self,
+        layout: AttentionLayout,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        head_dim: int,
+        has_sinks: bool,
     ) -> Attend:
         """Return the kernel, bound to the layout."""
         ...
@@ -87,6 +93,7 @@ class Block(nn.Module):
                 qk_norm=family.qk_norm,
                 norm_eps=config.rms_norm_eps,
                 has_zero_centered_norms=family.has_zero_centered_norms,
+                has_sinks=family.has_sinks,
             )
         )
         self.attention_out_norm = norm("attention_out_norm")
@@ -348,7 +355,13 @@ class Decoder(nn.Module):
         ]
 
     def _attend(self, layout: AttentionLayout, like: Tensor) -> Attend:
-        return self.choose(layout, device=like.device, dtype=like.dtype, head_dim=self.config.size_of_head)
+        return self.choose(
+            layout,
+            device=like.device,
+            dtype=like.dtype,
+            head_dim=self.config.size_of_head,
+            has_sinks=self.config.family.has_sinks,
+        )
 
 
 def norm_of(config: DecoderConfig) -> RMSNorm:

@@ -2,8 +2,8 @@
 
 Query, key, value, gate and up are split by output: a rank has whole heads and neurons. Output and down are
 split by input, so that the ranks' results are partial sums (Shoeybi et al., "Megatron-LM", arXiv:1909.08053).
-Embedding and output matrix are split by rows of the vocabulary. Norms of queries and keys over all heads are
-split as the heads are. Other norms, and biases after a sum, are whole on every rank.
+Embedding and output matrix are split by rows of the vocabulary. Norms of queries and keys over all heads, and
+attention sinks, are split as the heads are. Other norms, and biases after a sum, are whole on every rank.
 
 With more ranks than key-value heads, the ranks whose queries read the same head each hold it: every rank that
 reads a KV cache writes its own, because gathering heads at each step would cost a message per layer. So a
@@ -96,6 +96,8 @@ def slice_of(name: str, config: DecoderConfig, place: TensorParallelRank) -> Sli
     if layer in _HEADS or (layer in _HEAD_NORMS and config.family.qk_norm == "whole"):
         count = config.num_attention_heads if layer.startswith("query") else config.key_value_heads
         return 0, _heads(count, config.size_of_head, place)
+    if kind == "sinks":
+        return 0, _heads(config.num_attention_heads, 1, place)
     if layer in _NEURONS:
         return 0, place.part(config.intermediate_size)
     if kind == "weight" and layer == "output":

@@ -125,6 +125,8 @@ class Family:
     """True if `llama_4_scaling_beta` is a key of the family's rotary scaling."""
     norm_placement: Literal["pre", "post", "sandwich"] = "pre"
     """Norms of a block: before attention and feed-forward, after them (before the residual sum), or both."""
+    has_sinks: bool = False
+    """True if each query head has an attention sink (nn/kernels/sinks.py)."""
     has_zero_centered_norms: bool = False
     """True if the weights of all norms are stored less 1."""
     activation: "Activation" = "silu"

@@ -86,7 +86,6 @@ MISSING_BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "apertus": ("a learned activation (xIELU)",),
     "gemma3n_text": ("inputs per layer",),
     "gemma4_text": ("heads whose size differs by layer",),
-    "granite_swa": ("attention sinks", "a base of rotary embedding per layer"),
     "hyperclovax": ("norms whose place config.json chooses",),
     "jais2": ("LayerNorm",),
     "nanochat": ("norms without weights",),

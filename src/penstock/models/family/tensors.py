@@ -26,6 +26,7 @@ _MODEL = {
 }
 _BLOCK = {
     "attention_norm": "input_layernorm",
+    "attention": "self_attn",
     "attention.query": "self_attn.q_proj",
     "attention.key": "self_attn.k_proj",
     "attention.value": "self_attn.v_proj",
