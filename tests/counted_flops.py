@@ -15,7 +15,7 @@ def counted_flops(model, tokens):
 def _all_keys(layout, **_):
     seen = min(layout.window or layout.seq_len, layout.seq_len)
 
-    def attend(q_bhld, k_bksd, v_bksd, *, scale):  # noqa: ARG001
+    def attend(q_bhld, k_bksd, v_bksd, **_):
         k, v = (t[:, :, :seen].repeat_interleave(q_bhld.shape[1] // t.shape[1], 1) for t in (k_bksd, v_bksd))
         return q_bhld @ k.transpose(2, 3) @ v
 
