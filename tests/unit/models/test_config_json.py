@@ -56,6 +56,7 @@ def test_null_for_what_only_other_families_have_is_nothing():
 
 LLAMA = {"model_type": "llama", **SIZES}
 SMOLLM3 = {"model_type": "smollm3"}
+GRANITE_SWA = {"model_type": "granite_swa"}
 GRANITE_4 = {"model_type": "granitemoehybrid", "num_local_experts": 0, "layer_types": ["attention"] * 2}
 
 
@@ -94,6 +95,10 @@ GRANITE_4 = {"model_type": "granitemoehybrid", "num_local_experts": 0, "layer_ty
         ({"model_type": {}, "text_config": {"model_type": "llama"}}, "lacks|not|vocab_size"),
         ({"rope_parameters": {"rope_type": ["a"]}}, "Unknown rope_type"),
         ({"rope_theta": 10**400}, "must be a number"),
+        ({**GRANITE_SWA, "layer_rope_theta": [10**400, 0]}, "none negative or infinite"),
+        ({**GRANITE_SWA, "layer_rope_theta": [-1.0, 0]}, "none negative or infinite"),
+        ({**GRANITE_SWA, "layer_rope_theta": [True, "0"]}, "layer_rope_theta must be a list of numbers"),
+        ({**GRANITE_SWA, "layer_rope_theta": [0]}, "a number for each of the 2 layers"),
     ],
 )
 def test_odd_values_of_untrusted_configs_are_refused_in_words(changes, message):

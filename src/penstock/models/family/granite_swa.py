@@ -1,7 +1,9 @@
 """Granite SWA (IBM, 2026): Granite with attention sinks, windows, and a rotary base for each layer."""
 
+import sys
 from typing import TYPE_CHECKING, Any
 
+from penstock.core.checks import is_number
 from penstock.core.errors import ConfigError
 from penstock.models.family.base import Family, Raw
 from penstock.models.family.granite import FAMILY as GRANITE
@@ -23,8 +25,9 @@ def _read_bases(raw: Raw) -> tuple[float, ...] | None:
     bases: Any = raw["layer_rope_theta"]
     if bases is None:
         return None
-    if not isinstance(bases, list) or not all(type(base) in (int, float) for base in bases):
-        raise ConfigError("layer_rope_theta must be a list of numbers", got=bases)
+    most = sys.float_info.max
+    if not isinstance(bases, list) or not all(is_number(base) and 0 <= base <= most for base in bases):
+        raise ConfigError("layer_rope_theta must be a list of numbers, none negative or infinite", got=bases)
     return None if set(bases) == {raw["rope_theta"]} else tuple(map(float, bases))
 
 
