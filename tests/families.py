@@ -59,6 +59,14 @@ def small_families(**sizes: Any) -> dict[str, DecoderConfig]:  # Any: as in `sma
         "ministral3": DecoderConfig(**sizes, model_type="ministral3", rope_scaling=ministral3_scaling()),
         "glm4": DecoderConfig(**sizes, model_type="glm4", attention_bias=True, partial_rotary_factor=0.5),
         "gemma": DecoderConfig(**sizes, model_type="gemma", tie_word_embeddings=True),
+        "gemma2": DecoderConfig(
+            **sizes,
+            model_type="gemma2",
+            sliding_window=5,
+            layer_types=tuple("full_attention" if layer % 2 else "sliding_attention" for layer in layers),
+            attn_logit_softcapping=0.1,
+            final_logit_softcapping=0.2,
+        ),
         "arcee": DecoderConfig(**sizes, model_type="arcee", mlp_bias=True),
     }
 

@@ -53,7 +53,7 @@ def a_few_sinks(heads):
     return torch.tensor([0.5, 9.0, -30.0, 1.5, -0.2])[torch.arange(heads) % 5]
 
 
-def written_out(q_bhld, pages, shares, *, scale, window=None, sinks=None):
+def written_out(q_bhld, pages, shares, *, scale, window=None, sinks=None, softcap=None):
     """Attend one query at a time in float64; a sink is a score without a value."""
     step, block_size = pages.step, pages.keys.shape[2]
     group = q_bhld.shape[1] // pages.keys.shape[1]
@@ -69,10 +69,13 @@ def written_out(q_bhld, pages, shares, *, scale, window=None, sinks=None):
         for position in range(length - num_tokens, length):
             seen = slice(0 if window is None else max(0, position + 1 - window), position + 1)
             scores = torch.einsum("shd,hd->sh", k_shd[seen], q_bhld[0, :, token].double())
+            scores = scale * scores
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
             if sinks is None:
-                weights = torch.softmax(scale * scores, dim=0)
+                weights = torch.softmax(scores, dim=0)
             else:
-                every = torch.cat((scale * scores, sinks.to(scores)[None]))
+                every = torch.cat((scores, sinks.to(scores)[None]))
                 weights = torch.softmax(every, dim=0)[:-1]
             out[0, :, token] = torch.einsum("sh,shd->hd", weights, v_shd[seen])
             token += 1

@@ -15,6 +15,7 @@ from transformers import (
     CwmConfig,
     Ernie4_5Config,
     Exaone4Config,
+    Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
     Glm4Config,
@@ -37,6 +38,7 @@ from transformers import (
     Qwen3Config,
     SeedOssConfig,
     SmolLM3Config,
+    VaultGemmaConfig,
 )
 
 from penstock.text.tokenizer import Tokenizer, train_tokenizer
@@ -95,6 +97,14 @@ def of_every_family(**shape: Any) -> dict[str, PreTrainedConfig]:  # Any: of wha
         }
         for rule, base in ((yarn, 20_000.0), (linear, 10_000.0))
     )
+    gemma2 = {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 0.7,
+        "final_logit_softcapping": 4.0,
+        "tie_word_embeddings": False,
+        "attn_implementation": "eager",  # others of transformers have no softcap
+    }
     in_turn = {"sliding_window": 7, "layer_types": kinds}
     dense = {
         "num_local_experts": 0,
@@ -139,6 +149,8 @@ def of_every_family(**shape: Any) -> dict[str, PreTrainedConfig]:  # Any: of wha
         "olmo2": Olmo2Config(**shape),
         "glm4": Glm4Config(**shape, head_dim=16),
         "gemma": GemmaConfig(**shape, head_dim=16, tie_word_embeddings=False),  # tied, it repeats a token
+        "gemma2": Gemma2Config(**shape, **in_turn, **gemma2),
+        "vaultgemma": VaultGemmaConfig(**shape, **in_turn, **gemma2),
         "arcee": ArceeConfig(**shape, head_dim=8, mlp_bias=True),
         "gemma3": Gemma3TextConfig(
             **shape,

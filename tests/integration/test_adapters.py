@@ -450,7 +450,7 @@ def test_an_adapter_for_whose_factors_there_is_no_memory_is_not_added(one_base, 
 
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`")
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("family", ["llama", "granite"])  # which divides its logits
+@pytest.mark.parametrize("family", ["llama", "granite", "gemma2"])  # the latter divide and cap logits
 def test_adapters_of_the_output_matrix_get_the_tokens_of_peft(tmp_path, family, ranks):
     theirs = save_tiny_model(family, tmp_path / "base")
     where, expected = with_adapters(theirs, tmp_path, [*OF_OUTPUT, "two-layers"])

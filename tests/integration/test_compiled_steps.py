@@ -91,16 +91,17 @@ def test_programs_read_the_slots_and_tables_of_each_cache_group():
     assert len(COMPUTED) == NUM_LAYERS * len(STEPS)
 
 
-OF_POSITIONS = {
+FAMILIES = {
     "smollm3": {"layer_rope_theta": (0.0, 10_000.0)},
     "ministral3": {"rope_scaling": ministral3_scaling()},
     "hunyuan_v1_dense": {},
+    "gemma2": {"attn_logit_softcapping": 0.05, "final_logit_softcapping": 0.2},
 }
 
 
-@pytest.mark.parametrize("model_type", OF_POSITIONS)
-def test_one_program_computes_blocks_whose_rotations_differ(model_type):
-    changes = {"model_type": model_type, **OF_POSITIONS[model_type]}
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_one_program_computes_all_blocks_of_a_family(model_type):
+    changes = {"model_type": model_type, **FAMILIES[model_type]}
     parts = engine_parts(**changes)
     programs = []
 

@@ -33,7 +33,14 @@ pytestmark = pytest.mark.skipif(not native.is_available(), reason="plain attenti
 DECODING = [step for step in STEPS if len(step.token_ids) == len(step.lengths)]
 
 
-@pytest.mark.parametrize("changes", [{}, {"model_type": "smollm3", "layer_rope_theta": (0.0, 10_000.0)}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"model_type": "smollm3", "layer_rope_theta": (0.0, 10_000.0)},
+        {"model_type": "gemma2", "attn_logit_softcapping": 0.05, "final_logit_softcapping": 0.2},
+    ],
+)
 def test_decode_steps_are_replayed_and_compute_what_plain_code_does(changes):
     parts = engine_parts(**changes)
     graphs = graphs_of(*parts, record=(record := Recorder()))

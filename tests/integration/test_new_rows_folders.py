@@ -11,7 +11,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from tests.integration.test_adapter_folders import METHODS, SMALL, close, exported, recipe_of, tuned
 from tests.peft_loop import folder_of
-from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, Gemma2Config, GraniteConfig, LlamaConfig, Qwen3Config
 
 from penstock.checkpoint.adapter_run import open_with_adapter
 from penstock.checkpoint.hf import load_pretrained
@@ -35,18 +35,23 @@ from penstock.testing.ranks import on_ranks
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 OLD, NAMED, ROWS = 48, 52, 64
+EAGER = {"dtype": torch.float32, "attn_implementation": "eager"}
+"""Of transformers: other attention has no softcap."""
 IDS = torch.tensor([[50, 5, 9, 51, 3, 11, 7, 44, 40, 21, 51]])
 
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory):
     where = tmp_path_factory.mktemp("models")
+    caps = {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0}
+    gemma2 = Gemma2Config(**SMALL, **caps, head_dim=16, attn_implementation="eager")
     return {
         "llama": folder_of(where / "llama", LlamaConfig(**SMALL)),
         "qwen3": folder_of(where / "qwen3", Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True)),
         "granite": folder_of(
             where / "granite", GraniteConfig(**SMALL, logits_scaling=0.5, embedding_multiplier=3.0)
         ),
+        "gemma2": folder_of(where / "gemma2", gemma2),
     }
 
 
@@ -58,7 +63,7 @@ def runs(bases, tmp_path_factory):
     write_corpus(corpus, documents, vocab_size=NAMED)
     save_manifest(corpus, replace(load_manifest(corpus), tokenizer="ab" * 32))
     found = {}
-    for family, method in (("llama", "dora"), ("qwen3", "lora"), ("granite", "lora")):
+    for family, method in (("llama", "dora"), ("qwen3", "lora"), ("granite", "lora"), ("gemma2", "dora")):
         run = tmp_path_factory.mktemp(family) / "run"
         recipe = recipe_of(corpus, bases[family], run, METHODS[method])
         ((logits, _),) = on_ranks(lambda world, r=recipe: tuned(r, world, ids=IDS), ranks=1)
@@ -72,12 +77,12 @@ def logits_of(model):
     return getattr(out, "logits", out)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "granite"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "granite", "gemma2"])
 def test_peft_computes_what_was_trained_over_a_resized_model(runs, bases, tmp_path, capsys, family):
     recipe, logits = runs[family]
     ours = exported(recipe, tmp_path / "ours")
     assert f"model.resize_token_embeddings({ROWS})" in capsys.readouterr().out
-    model = AutoModelForCausalLM.from_pretrained(bases[family], dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(bases[family], **EAGER)
     model.resize_token_embeddings(ROWS)
     theirs = PeftModel.from_pretrained(model, ours).eval()
     close(logits_of(theirs), logits)
@@ -90,11 +95,11 @@ def test_peft_computes_what_was_trained_over_a_resized_model(runs, bases, tmp_pa
     close(logits_of(read), logits)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "granite"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "granite", "gemma2"])
 def test_the_merged_model_has_the_new_rows(runs, tmp_path, family):
     recipe, logits = runs[family]
     merged = exported(recipe, tmp_path / "merged", "--merge", "--dtype", "fp32")
-    theirs = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
+    theirs = AutoModelForCausalLM.from_pretrained(merged, **EAGER)
     assert theirs.get_input_embeddings().weight.shape[0] == ROWS
     close(logits_of(theirs), logits)
     model, _ = open_model(Path(recipe.run.dir))
@@ -181,7 +186,7 @@ def check(found, answered):
         torch.testing.assert_close(logprobs, logprobs_right, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "granite"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "granite", "gemma2"])
 @pytest.mark.parametrize(
     "options",
     [{}, {"tensor_parallel": 2}, {"drafts": "ngram"}, {"drafts": "heads"}, {"tokens_per_step": 17}],
@@ -206,7 +211,7 @@ def test_each_request_has_the_new_tokens_of_its_adapter(served, bases, family, o
         engine.close()
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "granite"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "granite", "gemma2"])
 @pytest.mark.parametrize("by", ["modules", "one-call"])
 def test_new_tokens_come_and_go_with_their_adapters(served, bases, family, by):
     folders, requests, answered = served

@@ -26,10 +26,12 @@ from penstock.models.decoder import config as decoder_config
 from penstock.models.decoder.model import Decoder
 from penstock.models.decoder.tensor_slices import TensorParallelRank, slice_of, sliced_config
 from penstock.models.families import FAMILY
+from penstock.models.family.base import NEUTRAL
 from penstock.nn import fused
 from penstock.nn.init import fill_normal
 from penstock.nn.kinds import parameter_kinds
 from penstock.nn.linear.packed import can_multiply
+from penstock.nn.softcap import capped
 from penstock.testing.ranks import on_ranks
 
 SWITCHES = {
@@ -45,6 +47,8 @@ SWITCHES = {
     "sinks": {"has_sinks": True},
 }
 SWITCHES["all"] = {key: value for switch in SWITCHES.values() for key, value in switch.items()}
+SWITCHES["softcap of scores"] = {"attn_logit_softcapping": 0.1}  # no family has sinks too
+SWITCHES["softcap of logits"] = {"final_logit_softcapping": 1.0}
 IDS = torch.arange(11)[None] * 7 % 100
 needs_operators = pytest.mark.skipif(
     not can_multiply(torch.zeros(1)), reason="this CPU has no such instructions, or no compiler"
@@ -53,11 +57,13 @@ needs_operators = pytest.mark.skipif(
 
 @contextmanager
 def switched(switches):
-    """Let the family of Llama have other features; yield its config."""
-    family = replace(FAMILY["llama"], **switches)
+    """Let the family of Llama have other features, or fields; yield its config."""
+    fields = {name: value for name, value in switches.items() if name in NEUTRAL}
+    features = {name: value for name, value in switches.items() if name not in NEUTRAL}
+    family = replace(FAMILY["llama"], settings=frozenset(fields), **features)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoder_config, "FAMILY", {"llama": family})
-        yield small_llama(vocab_size=100, num_hidden_layers=3, intermediate_size=64, mlp_bias=True)
+        yield small_llama(vocab_size=100, num_hidden_layers=3, intermediate_size=64, mlp_bias=True, **fields)
 
 
 @torch.no_grad()
@@ -110,7 +116,7 @@ def whole_steps(model, group=None):
     native = open_native_decoder(model, cache, group)
     assert native is not None
     _, logits = native.run(replace(a_batch([(0, 11)]), adapters=np.full(1, -1, np.int32)))
-    return logits[None]
+    return capped(logits, config.final_logit_softcapping)[None]  # as `Adapters.adapted_logits`
 
 
 def fused_whole_steps(model):
@@ -172,7 +178,8 @@ def rank_logits(world, *, meeting):
                 )
             fuse(model)
             join_ranks(model, whole, group)
-            found[name, "modules"] = GatheredLogits(model, group)(model.hidden(IDS)[0])
+            logits = GatheredLogits(model, group)(model.hidden(IDS)[0])
+            found[name, "modules"] = capped(logits, whole.final_logit_softcapping)
             if can_multiply(torch.zeros(1)):
                 found[name, "whole steps"] = whole_steps(model, group)[0]
     dist.barrier()  # who is done first would end connections that others still use

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from penstock.core import config
+from penstock.core.errors import ConfigError
 from penstock.models.decoder.config import DecoderConfig
 from penstock.models.decoder.model import Decoder
 from penstock.nn.init import init_weights
@@ -245,6 +246,13 @@ FAMILIES = {
     "olmo2": {"model_type": "olmo2"},
     "glm4": {"model_type": "glm4", "attention_bias": True, "partial_rotary_factor": 0.5},
     "gemma": {"model_type": "gemma", "tie_word_embeddings": True},
+    "gemma2": {
+        "model_type": "gemma2",
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "attn_logit_softcapping": 0.1,
+        "final_logit_softcapping": 0.3,
+    },
     "arcee": {"model_type": "arcee", "mlp_bias": True},
 }
 
@@ -279,9 +287,24 @@ def test_windows_and_sinks_reach_across_the_edges_of_stretches(corpus, tmp_path,
     assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=4), plain(model))
 
 
-@pytest.mark.parametrize(("family", "stages"), [("granite", 3), ("mistral", 2), ("gemma", 2)])
+@pytest.mark.parametrize("family", ["mistral", "gemma2"])
+def test_exchanged_heads_keep_windows_and_softcaps(corpus, tmp_path, plain, family):
+    model = LLAMA | FAMILIES[family]
+    recipe = recipe_of(corpus, tmp_path, model=model, context=2, context_rule="ulysses")
+    assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=2), plain(model))
+
+
+def test_gathered_context_is_refused_for_scores_with_a_softcap(corpus, tmp_path):
+    model = LLAMA | FAMILIES["gemma2"]
+    with pytest.raises(ConfigError, match=r"attn_logit_softcapping"):
+        recipe_of(corpus, tmp_path, model=model, context=2, context_rule="all_gather")
+
+
+@pytest.mark.parametrize(("family", "stages"), [("granite", 3), ("mistral", 2), ("gemma", 2), ("gemma2", 2)])
 def test_stages_keep_multipliers_windows_and_tied_matrices(corpus, tmp_path, plain, family, stages):
     model = LLAMA | FAMILIES[family] | {"num_hidden_layers": 4}
+    if family == "gemma2":
+        model["layer_types"] = 2 * FAMILIES["gemma2"]["layer_types"]
     recipe = recipe_of(corpus, tmp_path, model=model, pipeline=stages, rows=2)
     assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=stages), plain(model))
 

@@ -13,6 +13,7 @@ from penstock.core.errors import UsageError
 from penstock.engine.model_runner.collectives import RankGroup
 from penstock.engine.model_runner.tensor_parallel import GatheredLogits, join_ranks
 from penstock.models.decoder.tensor_slices import TensorParallelRank, check_ranks
+from penstock.nn.softcap import capped
 from penstock.testing.ranks import on_ranks
 
 IDS = torch.tensor([[3, 1, 200, 105, 44, 9, 210, 0, 17, 106, 23, 69]])
@@ -29,7 +30,7 @@ def compute(world, *, folder, meeting):
     size = sum(parameter.numel() for parameter in model.parameters())
     join_ranks(model, whole, group)
     hidden = model.hidden(IDS)[0]
-    logits = GatheredLogits(model, group)(hidden)
+    logits = capped(GatheredLogits(model, group)(hidden), whole.final_logit_softcapping)
     dist.barrier()  # who is done first would end connections that others still use
     group.close()
     return logits, hidden, size

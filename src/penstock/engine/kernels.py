@@ -69,6 +69,11 @@ def operations_of(
         has_sinks=model.family.has_sinks,
     )
     merged = (2 if model.family.has_gate else 1) * model.intermediate_size
+    products = product_operations(
+        config.weights, outputs=merged, inputs=model.hidden_size, dtype=dtype, device=device
+    )
+    if model.attn_logit_softcapping is not None:
+        return [*products]  # Triton's kernels alone cap scores
     return [
         *page_operations(
             sizes,
@@ -79,7 +84,5 @@ def operations_of(
             context=context,
             window=max(windows, key=windows.count),
         ),
-        *product_operations(
-            config.weights, outputs=merged, inputs=model.hidden_size, dtype=dtype, device=device
-        ),
+        *products,
     ]

@@ -6,9 +6,9 @@ from penstock.core.table import Table
 from penstock.models.family.base import Family
 
 ModelType = Literal[
-    "arcee", "cwm", "ernie4_5", "exaone4", "gemma", "gemma3_text", "glm", "glm4", "granite",
+    "arcee", "cwm", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "granite",
     "granite_swa", "granitemoehybrid", "helium", "hunyuan_v1_dense", "llama", "ministral", "ministral3",
-    "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
+    "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "vaultgemma",
 ]  # fmt: skip
 """Supported values of model_type; each is a file in models/family."""
 

@@ -41,6 +41,19 @@ def _table(shared: Values, sizes: Mapping[str, str | tuple[str, Values]]) -> dic
     return found
 
 
+def _gemma2(*, layers: int) -> Values:
+    return {
+        "model_type": "gemma2",
+        "vocab_size": 256_000,
+        "max_position_embeddings": 8192,
+        "sliding_window": 4096,
+        "layer_types": ("sliding_attention", "full_attention") * (layers // 2),
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+    }
+
+
 def _llama3_scaling(factor: float) -> Values:
     return {
         "rope_type": "llama3",
@@ -349,6 +362,12 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
                     "layer_types": ("full_attention", *("sliding_attention",) * 3) * 16,
                 },
             ),
+            "gemma2-2b": ("2304/9216/26/8/4", {**_gemma2(layers=26), "head_dim": 256}),
+            "gemma2-9b": ("3584/14336/42/16/8", {**_gemma2(layers=42), "head_dim": 256}),
+            "gemma2-27b": (
+                "4608/36864/46/32/16",
+                {**_gemma2(layers=46), "head_dim": 128, "attention_multiplier": 1 / 12},
+            ),
             "helium1-preview-2b": (
                 "2560/7040/24/20/20",
                 {
@@ -394,6 +413,7 @@ SOURCES: Mapping[str, str] = {
     "seed-oss-36b": _COPY,
     "glm4-9b-chat": "transformers' GlmConfig",
     "cwm": "transformers' CwmConfig",
+    **dict.fromkeys(("gemma2-2b", "gemma2-9b", "gemma2-27b"), _COPY),
     "helium1-preview-2b": "transformers' HeliumConfig",
     "ernie4.5-0.3b": "transformers' Ernie4_5Config",
 }

@@ -34,6 +34,8 @@ class Attend(Protocol):
             sinks: [h], scores that take part in the softmax of each query and have no value
                 (nn/kernels/sinks.py). Given only by layers that have them: kernels without sinks lack the
                 argument.
+
+        A layer with a softcap gives it as `softcap`; a kernel without one lacks that argument too.
         """
         ...
 
@@ -60,6 +62,7 @@ class GroupedQueryAttention(nn.Module):
 
     Args:
         scale: factor on the scores before the softmax.
+        softcap: cap on the scaled scores (nn/softcap.py); None: there is none.
         biases: projections that have a bias: any of query, key, value and output.
         qk_norm: whether queries and keys are normalised before the rotation (Henry et al., arXiv:2010.04245):
             "head": each head by itself (Qwen 3); "whole": all heads together (OLMo 2); "rotated": each head,
@@ -80,6 +83,7 @@ class GroupedQueryAttention(nn.Module):
         num_key_value_heads: int,
         head_dim: int,
         scale: float,
+        softcap: float | None = None,
         biases: Collection[str] = (),
         qk_norm: Literal["head", "whole", "rotated"] | None = None,
         norm_eps: float = 1e-6,
@@ -90,6 +94,7 @@ class GroupedQueryAttention(nn.Module):
         self.head_dim = head_dim
         self.scale = scale
         self.sinks = nn.Parameter(torch.zeros(num_heads)) if has_sinks else None
+        self.softcap = softcap
         self.query = nn.Linear(hidden_size, num_heads * head_dim, bias="query" in biases)
         self.key = nn.Linear(hidden_size, num_key_value_heads * head_dim, bias="key" in biases)
         self.value = nn.Linear(hidden_size, num_key_value_heads * head_dim, bias="value" in biases)
@@ -129,7 +134,8 @@ class GroupedQueryAttention(nn.Module):
         v_bkld = self.value(x_blc).view(heads).transpose(1, 2)
         if cache is not None:
             k_bkld, v_bkld = cache.append(k_bkld, v_bkld)
-        o_bhld = attend(q_bhld, k_bkld, v_bkld, scale=self.scale, **given_sinks(self.sinks))
+        sinks, softcap = given_sinks(self.sinks), given_softcap(self.softcap)
+        o_bhld = attend(q_bhld, k_bkld, v_bkld, scale=self.scale, **sinks, **softcap)  # type: ignore[arg-type]
         out: Tensor = self.output(o_bhld.transpose(1, 2).flatten(2))
         return out
 
@@ -137,6 +143,11 @@ class GroupedQueryAttention(nn.Module):
 def given_sinks(sinks: Tensor | None) -> dict[str, Tensor]:
     """Return the argument of `Attend` for a layer's sinks, this rank's part of them; none for None."""
     return {} if sinks is None else {"sinks": local(sinks)}
+
+
+def given_softcap(softcap: float | None) -> dict[str, float]:
+    """Return the keyword of an `Attend` for a layer's softcap; nothing without one."""
+    return {} if softcap is None else {"softcap": softcap}
 
 
 def parts_of(rope: Rope) -> tuple[Tensor, Tensor, Tensor | None]:

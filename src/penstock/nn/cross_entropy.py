@@ -56,8 +56,8 @@ def cross_entropy(
 
 Losses = Callable[..., tuple[Tensor, Tensor | None]]
 """Function (logits [chunk, vocab], slice of the tokens, keep=bool) -> loss of each token [chunk] in float32,
-or float64 for such logits; and, with `keep`, the gradient of their sum by the products of the head, in the
-dtype of the logits. It may overwrite the logits."""
+or float64 for such logits; and, with `keep`, the gradient of their sum by the products of the head before a
+softcap, in the dtype of the logits. It may overwrite the logits."""
 
 
 def chunked_loss(
@@ -92,10 +92,11 @@ class _ChunkedLoss(torch.autograd.Function):
             logits = head.logits(products, terms)
             if terms.factors is not None:  # their gradient is a sum over tokens
                 logits = logits.to(exact)
+            of_cap = head.slope(logits) if any(wanted) else None  # before the loss overwrites the logits
             each[part], slope = losses(logits, part, keep=any(wanted))
             if slope is not None:
-                gradients.add(part, slope, products)
-            del logits, slope, products  # before the next chunk's, which are as large
+                gradients.add(part, slope if of_cap is None else slope.mul_(of_cap), products)
+            del logits, slope, products, of_cap  # before the next chunk's, which are as large
         ctx.save_for_backward(*gradients.all())
         ctx.dtypes = [term.dtype if term is not None else None for term in terms]
         ctx.mark_non_differentiable(each)
@@ -148,7 +149,7 @@ def _losses(
     if not keep:
         return each, None
     logits *= (seen / (sums * scaling))[:, None]
-    logits.scatter_add_(1, own, (here / -scaling).to(logits.dtype)[:, None])
+    logits.scatter_add_(1, own, here.to(logits.dtype)[:, None] / -scaling)
     return each, logits.to(dtype)
 
 

@@ -26,6 +26,7 @@ from penstock.nn.attention import (
     MeanSquares,
     Rope,
     given_sinks,
+    given_softcap,
     normalise_heads,
     normalise_whole,
     parts_of,
@@ -73,7 +74,8 @@ class FusedAttention(nn.Module):
 
     def __init__(self, attention: GroupedQueryAttention) -> None:
         super().__init__()
-        self.head_dim, self.scale, self.sinks = attention.head_dim, attention.scale, attention.sinks
+        self.head_dim, self.scale = attention.head_dim, attention.scale
+        self.sinks, self.softcap = attention.sinks, attention.softcap
         self.query_key_value = MergedLinear.of(
             {"query": attention.query, "key": attention.key, "value": attention.value}
         )
@@ -102,7 +104,7 @@ class FusedAttention(nn.Module):
         ):
             q_thd = self._stored(qkv[0], rope, cache)
             mixed = attend.attend(
-                q_thd, cache.keys, cache.values, scale=self.scale, sinks=self.sinks
+                q_thd, cache.keys, cache.values, scale=self.scale, sinks=self.sinks, softcap=self.softcap
             ).flatten(1)[None]
         else:
             mixed = self._plain(qkv, rope, attend, cache)
@@ -133,10 +135,13 @@ class FusedAttention(nn.Module):
             q_bhld, k_bkld = normalise_heads(self, q_bhld, k_bkld)
         v_bkld = v.transpose(1, 2)
         if isinstance(cache, HiddenPages):
-            return cache.attend(q_bhld, k_bkld, v_bkld, scale=self.scale, sinks=self.sinks)
+            return cache.attend(
+                q_bhld, k_bkld, v_bkld, scale=self.scale, sinks=self.sinks, softcap=self.softcap
+            )
         if cache is not None:
             k_bkld, v_bkld = cache.append(k_bkld, v_bkld)
-        mixed = attend(q_bhld, k_bkld, v_bkld, scale=self.scale, **given_sinks(self.sinks))
+        sinks, softcap = given_sinks(self.sinks), given_softcap(self.softcap)
+        mixed = attend(q_bhld, k_bkld, v_bkld, scale=self.scale, **sinks, **softcap)  # type: ignore[arg-type]
         return mixed.transpose(1, 2).flatten(2)
 
 
@@ -196,6 +201,8 @@ class BlockOperands:
     is_gated: bool
     norms_rotated: bool
     """True if queries and keys are normalised after the rotation."""
+    softcap: float
+    """Cap on the scores; 0: there is none."""
 
     def compute(
         self, x: Tensor, rope: Rope, attend: Paged, pages: LayerPages, *, multiplier: float
@@ -208,6 +215,7 @@ class BlockOperands:
             pages.keys, pages.values,
             self.linears, self.outputs, self.norms, self.eps, self.shift, self.scale, multiplier,
             attend.window or 0, self.activation, self.is_gated, self.norms_rotated, q_scales, self.sinks,
+            self.softcap,
         )  # fmt: skip
         return x
 
@@ -263,6 +271,7 @@ def block_operands(
         activation=ACTIVATIONS.index(mlp.activation),
         is_gated=mlp.is_gated,
         norms_rotated=attention.norms_rotated,
+        softcap=attention.softcap or 0.0,
     )
 
 

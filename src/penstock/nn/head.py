@@ -2,7 +2,8 @@
 
     logits = factors * (W h + B thin) / logits_scaling        thin = scale * A h
 
-Without an adapter W h / logits_scaling. The factors are DoRA's (nn/linear/lora.py).
+Without an adapter W h / logits_scaling. The factors are DoRA's (nn/linear/lora.py). With a softcap the logits
+are capped (nn/softcap.py).
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from penstock.nn.linear.lora import Adapter, factors
+from penstock.nn.softcap import capped, capped_slope
 
 
 class Vocabulary(Protocol):
@@ -75,6 +77,8 @@ class OutputHead:
     """Token ids of the rows of `weight`."""
     adapter: Adapter | None = None
     """Of the output matrix: rows of B, and magnitudes, as `weight` has them."""
+    softcap: float | None = None
+    """Cap on the logits; None: there is none."""
 
     def __call__(self, hidden: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
         """Return the logits of the rows on this rank, in the dtype of the weights."""
@@ -94,4 +98,9 @@ class OutputHead:
     def logits(self, products: Float[Tensor, "... vocab"], terms: Terms) -> Float[Tensor, "... vocab"]:
         """Return the logits, given the products of `terms`."""
         logits = products if terms.factors is None else products * terms.factors
-        return logits if self.logits_scaling == 1.0 else logits / self.logits_scaling
+        scaled = logits if self.logits_scaling == 1.0 else logits / self.logits_scaling
+        return capped(scaled, self.softcap)
+
+    def slope(self, logits: Float[Tensor, "... vocab"]) -> Float[Tensor, "... vocab"] | None:
+        """Return the derivative of logits by what is capped; None: there is no softcap."""
+        return None if self.softcap is None else capped_slope(logits, self.softcap)

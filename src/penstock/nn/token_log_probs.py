@@ -66,12 +66,13 @@ class _TokenLogProbs(torch.autograd.Function):
             part = slice(start, start + size)
             products = terms.products(part)  # the same logits as before
             slope = head.logits(products, terms).to(normaliser.dtype)
+            of_cap = head.slope(slope)
             slope -= normaliser[part, None]
             slope.exp_()
             own, here = _rows_here(labels[part], head, num_rows=len(terms.weight))
             slope.scatter_add_(1, own, -here.to(slope.dtype)[:, None])  # the softmax, minus 1 at the label
             slope *= (upstream[part] / -head.logits_scaling)[:, None]
-            gradients.add(part, slope, products)
+            gradients.add(part, slope if of_cap is None else slope.mul_(of_cap), products)
         found = (
             None if gradient is None or term is None else gradient.to(term.dtype)
             for gradient, term in zip(gradients.all(), terms, strict=True)

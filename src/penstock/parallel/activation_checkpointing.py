@@ -28,6 +28,7 @@ _KEPT_OPERATORS = (
     "aten._scaled_dot_product_efficient_attention.default",
     "aten._scaled_dot_product_cudnn_attention.default",
     "penstock.attend_documents.default",
+    "penstock.attend_capped.default",
     "torch_attn._varlen_attn.default",
 )
 """Matrix products and attention, which take nearly all time; by name, as torch builds and devices differ."""

@@ -22,7 +22,7 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from penstock.nn.attention import Attend, given_sinks
+from penstock.nn.attention import Attend, given_sinks, given_softcap
 from penstock.nn.kernels.layout import AttentionLayout, starts_of
 from penstock.nn.kernels.sdpa import Masked
 from penstock.parallel.collectives import CollectiveGroup, exchange, gather, group_of
@@ -85,7 +85,14 @@ class UlyssesContext:
     """Rank within the group; the heads are dealt out in the order of ranks."""
 
     def __call__(
-        self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float, sinks: Tensor | None = None
+        self,
+        q_bhld: Tensor,
+        k_bksd: Tensor,
+        v_bksd: Tensor,
+        *,
+        scale: float,
+        sinks: Tensor | None = None,
+        softcap: float | None = None,
     ) -> Tensor:
         """Compute attention."""
         heads = k_bksd.shape[1]
@@ -93,7 +100,7 @@ class UlyssesContext:
         k, v = (t.repeat_interleave(copies, 1) if copies > 1 else t for t in (k_bksd, v_bksd))
         q, k, v = (exchange(t, split=1, join=2, group=self.group) for t in (q_bhld, k, v))
         own = None if sinks is None else sinks.chunk(self.group.size)[self.index]
-        mixed = self.attend(q, k, v, scale=scale, **given_sinks(own))
+        mixed = self.attend(q, k, v, scale=scale, **given_sinks(own), **given_softcap(softcap))  # type: ignore[arg-type]
         return exchange(mixed, split=2, join=1, group=self.group)
 
 

@@ -15,6 +15,7 @@ import math
 from penstock.models.decoder.config import DecoderConfig
 from penstock.models.decoder.layer_kind import LayerKind
 from penstock.nn.linear.adapter_config import AdapterConfig
+from penstock.nn.score_chunks import chunk_bytes
 from penstock.parallel.activation_checkpointing_plan import Mode
 from penstock.parallel.layout import ContextRule
 
@@ -152,10 +153,10 @@ def working_bytes(
     The peak is in the feed-forward: gradients of product, silu and up, less the product, with those of the
     residual stream and of the whole group's tokens; or, under context parallelism, in attention, after the
     feed-forward's activations are freed. Weights that the formula computes have gradients of their size, and
-    so have scores.
+    so have scores. A softcap has scores, keys, values and sums of their gradients in float32 (with `row`).
     """
     c, h, f = compute_bytes, model.hidden_size, model.intermediate_size
-    q, _ = widths(model)
+    q, k = widths(model)
     gradients, kept = (2, 4) if model.family.has_gate else (1, 2)
     if kind.feed_forward is None:
         gradients, kept = 0, 0
@@ -163,4 +164,10 @@ def working_bytes(
     attention = c * (q + 2 * q * context) // tensor - kept * c * f // tensor
     if context > 1 and rule == "all_gather":
         attention += 2 * score_bytes(model, row=row, tensor=tensor)
-    return tokens * (feed_forward if kind.attention is None else max(feed_forward, attention))
+    whole = tokens * (feed_forward if kind.attention is None else max(feed_forward, attention))
+    if kind.attention is None or model.attn_logit_softcapping is None:
+        return whole
+    copies = 2 if c == _FLOAT32 else 4
+    capped = chunk_bytes(heads=model.num_attention_heads // tensor // context, keys=row)
+    capped += tokens * (c * (2 * q + 4 * k) + copies * _FLOAT32 * k - kept * c * f) // tensor
+    return max(whole, capped)

@@ -45,8 +45,11 @@ def operations_of(
 ) -> list[Operation[AttentionRows]]:
     """Return the operations of a rank that have several kernels.
 
-    Under context parallelism by all-gather, attention has one kernel: a dense mask.
+    Under context parallelism by all-gather, attention has one kernel: a dense mask. With a softcap it has one
+    too.
     """
+    if config.model.attn_logit_softcapping is not None:
+        return []
     is_exchanged = config.parallel.context_rule == "ulysses"
     if layout.context > 1 and not is_exchanged:
         return []

@@ -95,6 +95,14 @@ def build_model(
     with unfilled():
         model: Decoder = FAMILIES[config.model.model_type](config.model)
     model.limit_texts(config.data.longest)
+    if config.model.attn_logit_softcapping is not None:
+        log.info(
+            Event(
+                "capped_attention",
+                "The model caps attention scores, which no fused kernel does: PyTorch computes attention "
+                "step by step, on CPUs in up to twice the time of other models",
+            )
+        )
     model.choose = partial(choose_kernel, kernels=kernels)  # not a module
     compute, stored = getattr(torch, config.compute), STORAGES[config.precision.weights].dtype
     model.to(stored if config.adapter is None else compute)  # frozen weights need no more precision

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
+from tests.families import small_llama
 
 from penstock.checkpoint.hf_folder import read_config
 from penstock.core.errors import ConfigError, ModelError
@@ -284,6 +285,56 @@ def test_a_wrapped_gemma_3_leaves_out_the_sizes_of_its_class():
 def test_what_no_gemma_3_has_is_refused(changes, message):
     with pytest.raises(ModelError, match=message):
         config_of({**GEMMA_3, **changes})
+
+
+GEMMA_2 = {
+    "model_type": "gemma2",
+    **SIZES,
+    "num_hidden_layers": 4,
+    "hidden_act": "gelu_pytorch_tanh",
+    "cache_implementation": "hybrid",
+    "sliding_window_size": 4096,
+}
+
+
+def test_gemma_2_has_the_defaults_of_its_class():
+    config = config_of(GEMMA_2)
+    assert config.windows == (4096, None) * 2
+    assert (config.attn_logit_softcapping, config.final_logit_softcapping) == (50.0, 30.0)
+    assert config.attention_scale == 1 / 16
+    assert config.tie_word_embeddings
+    assert config_of(config_json(config)) == config
+
+
+def test_softcaps_that_are_null_are_none():
+    nulls = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    config = config_of({**GEMMA_2, **nulls, "query_pre_attn_scalar": 144})
+    assert (config.attn_logit_softcapping, config.final_logit_softcapping) == (None, None)
+    assert config.attention_scale == 1 / 12
+    written = config_json(config)
+    assert {key: written[key] for key in nulls} == nulls  # else transformers' defaults would apply
+    assert config_of(written) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attn_logit_softcapping": 0.0}, "attn_logit_softcapping must be positive"),
+        ({"final_logit_softcapping": -30.0}, "final_logit_softcapping must be positive"),
+        ({"final_logit_softcapping": "30"}, "final_logit_softcapping has the wrong type"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a positive number"),
+        ({"layer_types": ["full_attention"]}, "for each of the 4 layers"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention = true"),
+    ],
+)
+def test_what_no_gemma_2_has_is_refused(changes, message):
+    with pytest.raises(ModelError, match=message):
+        config_of({**GEMMA_2, **changes})
+
+
+def test_softcaps_belong_to_gemma_2():
+    with pytest.raises(ConfigError, match=r"not supported by llama models.*Set model_type to gemma2"):
+        small_llama(attn_logit_softcapping=50.0)
 
 
 def test_gemma_1_takes_gelu_for_its_approximation_as_transformers_does():

@@ -29,10 +29,10 @@ def way(request, monkeypatch):
     return request.param
 
 
-def attended(pages, q, k, v, *, scale, window=None, sinks=None):
+def attended(pages, q, k, v, *, scale, window=None, **options):
     layout = AttentionLayout(batch=1, seq_len=q.shape[2], window=window)
     attend = Paged(pages.step, layout.window)
-    return attend(q, *pages.append(k, v), scale=scale, sinks=sinks)
+    return attend(q, *pages.append(k, v), scale=scale, **options)
 
 
 SHARES = st.lists(
@@ -42,21 +42,28 @@ SHARES = st.lists(
 ).map(lambda shares: sorted(shares, key=lambda s: s[0] > 1))
 
 
+def options_of(name, heads, softcap):
+    """Return what layers of some families have besides a scale; none has both."""
+    options = {"sinks": {"sinks": a_few_sinks(heads)}, "softcap": {"softcap": softcap}}
+    return options.get(name, {})
+
+
 @given(
     shares=SHARES,
     heads=st.sampled_from([(1, 1), (4, 2), (6, 1), (9, 3), (10, 5), (4, 1)]),
     block_size=st.sampled_from([1, 4, 16]),
     head=st.sampled_from([(2, None), (16, None), (40, None), (4, torch.int8), (40, torch.int8)]),
     window=st.sampled_from([None, 1, 5, 30]),
-    has_sinks=st.booleans(),
+    other=st.sampled_from(["sinks", "softcap", None]),
+    softcap=st.sampled_from([0.5, 50.0]),
 )
 @examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.usefixtures("way")
-def test_any_layout_is_attended_as_written_out(shares, heads, block_size, head, window, has_sinks):
+def test_any_layout_is_attended_as_written_out(shares, heads, block_size, head, window, other, softcap):
     step, num_blocks = a_step(shares, block_size=block_size)
     sizes = {"heads": heads[0], "kv_heads": heads[1], "block_size": block_size, "head_dim": head[0]}
     pages, *qkv = a_layer(step, num_blocks, **sizes, pages=head[1])
-    of = {"scale": 0.3, "window": window, "sinks": a_few_sinks(heads[0]) if has_sinks else None}
+    of = {"scale": 0.3, "window": window, **options_of(other, heads[0], softcap)}
     out = attended(pages, *qkv, **of)
     expected = written_out(qkv[0], pages, shares, **of)
     # float32 against float64, and sums of at most 49 products of numbers about 1

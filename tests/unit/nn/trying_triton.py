@@ -39,11 +39,16 @@ LONGER = st.lists(
     window=st.sampled_from([None, 1, 5, 30]),
     pages=st.sampled_from([None, torch.int8]),
     has_sinks=st.booleans(),
+    softcap=st.sampled_from([None, 0.5, 50.0]),
 )
 @examples(40)
-def any_layout_is_attended_as_written_out(shares, heads, block_size, head_dim, window, pages, has_sinks):
+def any_layout_is_attended_as_written_out(
+    shares, heads, block_size, head_dim, window, pages, has_sinks, softcap
+):
     sizes = {"heads": heads, "block_size": block_size, "head_dim": head_dim}
-    check(shares, **sizes, window=window, kept=pages, has_sinks=has_sinks)
+    # 1 - 2 / (e^2x + 1) of a small x has the absolute error of 1
+    sizes["tolerance"] = 1e-5 if softcap is None else 2e-5
+    check(shares, **sizes, window=window, kept=pages, has_sinks=has_sinks, softcap=softcap)
 
 
 def check(
@@ -57,6 +62,7 @@ def check(
     kept=None,
     tolerance=1e-5,
     has_sinks=False,
+    softcap=None,
 ):
     step, num_blocks = a_step(shares, block_size=block_size)
     sizes = {"heads": heads[0], "kv_heads": heads[1], "block_size": block_size, "head_dim": head_dim}
@@ -70,7 +76,8 @@ def check(
         assert torch.equal(written[1][at], values[at])
         assert written[0].count_nonzero() == k.count_nonzero()  # and nothing else
     q_thd = q[0].transpose(0, 1).contiguous()
-    of = {"scale": 0.3, "window": window, "sinks": a_few_sinks(heads[0]) if has_sinks else None}
+    of = {"scale": 0.3, "window": window, "softcap": softcap}
+    of["sinks"] = a_few_sinks(heads[0]) if has_sinks else None
     out = paged_triton.paged_attention(q_thd, keys, values, step, **of)
     expected = written_out(q, pages, shares, **of)[0].transpose(0, 1)
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
@@ -300,9 +307,11 @@ def compile_for_gpus():
             setattr(module, name, Compiler(getattr(module, name)))
     step, num_blocks = a_step([(1, 700), (20, 30)], block_size=16)
     queries = torch.empty(21, 32, 128, dtype=torch.bfloat16)
-    for dtype in (torch.bfloat16, torch.int8):
+    for dtype, softcap in ((torch.bfloat16, None), (torch.int8, None), (torch.bfloat16, 50.0)):
         keys = torch.zeros(num_blocks, 8, 16, page_width(128, dtype), dtype=dtype)
-        paged_triton.paged_attention(queries, keys, keys.clone(), step, window=None, scale=0.1)
+        paged_triton.paged_attention(
+            queries, keys, keys.clone(), step, window=None, scale=0.1, softcap=softcap
+        )
     keys = torch.zeros(num_blocks, 8, 16, 128, dtype=torch.bfloat16)
     of = {"window": 128, "scale": 0.1, "sinks": torch.zeros(32, dtype=torch.bfloat16)}
     paged_triton.paged_attention(queries, keys, keys.clone(), step, **of)

@@ -39,6 +39,7 @@ from penstock.models.decoder.tensor_slices import ALONE
 from penstock.nn.linear.adapter_config import OUTPUT_MATRIX
 from penstock.nn.linear.lora import Adapter, factors
 from penstock.nn.new_rows import NEW_ROWS
+from penstock.nn.softcap import capped
 from penstock.nn.upload import uploaded
 
 
@@ -66,7 +67,7 @@ class Adapters:
         self._of_output: dict[int, AdapterUpdate] = {}  # on the device of the logits
         self._scaling: list[int] = []  # DoRA adapters
         self._owners = np.zeros(0, np.int32)  # [all rows] index of each row's adapter
-        self._new_tokens = NewTokens(whole.vocab_size, logits_scaling=whole.logits_scaling)
+        self._new_tokens = NewTokens(whole)
         self._step = Step()
         self._next_index = 0
         self._is_current = True  # False: the layers have not been rebuilt since the adapters changed
@@ -197,15 +198,16 @@ class Adapters:
     def adapted_logits(
         self, logits: Float[Tensor, "r vocab"], hidden: Float[Tensor, "t hidden"], batch: StepBatch
     ) -> Float[Tensor, "r wide"]:
-        """Return a step's logits with the updates of the output matrix, and columns for new tokens.
+        """Return a step's logits with the updates of the output matrix, capped, and columns for new tokens.
 
         Args:
-            logits: of `batch.logit_rows`, changed in place; of no token ids on a rank that does not have
-                them.
+            logits: of `batch.logit_rows`, before a softcap; changed in place; of no token ids on a rank that
+                does not have them.
             hidden: normalised hidden states, defined for those rows at least.
         """
         if self._of_output and logits.shape[1]:
             self._update_logits(logits, hidden, batch)
+        logits = capped(logits, self._whole.final_logit_softcapping)
         return self._new_tokens.with_columns(logits, hidden, batch)
 
     def _update_logits(self, logits: Tensor, hidden: Tensor, batch: StepBatch) -> None:

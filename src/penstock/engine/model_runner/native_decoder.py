@@ -151,7 +151,7 @@ class NativeDecoder:
 
     def run(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
         """Return hidden states [t, hidden], defined for the tokens that the batch needs, and logits [r,
-        vocab]."""
+        vocab] before a softcap."""
         tables = self._rope.up_to(int(batch.positions.max()))
         ids, positions, *rest = map(torch.from_numpy, _arrays(batch))
         hidden, logits = self._network.run(ids, positions, *tables, *rest)
@@ -193,6 +193,7 @@ def _of_blocks(
             model.config.residual_multiplier,
             model.embedding_factor(model.norm.weight.dtype),
             blocks[0].shift,
+            blocks[0].softcap,
         ],
         [
             blocks[0].activation,

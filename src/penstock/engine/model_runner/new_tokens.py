@@ -19,22 +19,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from penstock.engine.model_runner.batch import StepBatch
+from penstock.models.decoder.config import DecoderConfig
 from penstock.models.decoder.model import Decoder
+from penstock.nn.softcap import capped
 
 
 class NewTokens:
     """New tokens of the present adapters.
 
     Args:
-        vocab_size: token ids of the base.
-        logits_scaling: divisor of its logits.
+        base: config of the whole base.
     """
 
-    def __init__(self, vocab_size: int, *, logits_scaling: float) -> None:
+    def __init__(self, base: DecoderConfig) -> None:
         self.table: Float[Tensor, "added hidden"] | None = None
         """Rows of the embedding of all new tokens, by ascending adapter index; another tensor after every
         change. None: there are none."""
-        self._vocab_size, self._logits_scaling = vocab_size, logits_scaling
+        self._vocab_size, self._base = base.vocab_size, base
         self._of_embedding: dict[int, Float[Tensor, "new hidden"]] = {}  # by adapter index
         self._of_output: dict[int, Float[Tensor, "new hidden"]] = {}
 
@@ -82,7 +83,8 @@ class NewTokens:
         for index, rows in present.items():
             mine = np.flatnonzero(adapters == index)
             at, tokens = (torch.from_numpy(i).to(wide.device) for i in (mine, batch.logit_rows[mine]))
-            found = functional.linear(hidden[tokens], rows) / self._logits_scaling
+            found = functional.linear(hidden[tokens], rows) / self._base.logits_scaling
+            found = capped(found, self._base.final_logit_softcapping)
             wide[at, self._vocab_size : self._vocab_size + len(rows)] = found.to(wide.dtype)
         return wide
 

@@ -47,7 +47,7 @@ class Runner:
         self.cache = cache
         self._adapters = adapters
         self._group = group
-        self._project = model.logits if group is None else GatheredLogits(model, group)
+        self._project = model.uncapped_logits if group is None else GatheredLogits(model, group)
         self.forward: Forward = forward or self._plain
         self._compiled: CompiledSteps | None = None
         self._graphs: DecodeGraphs | None = None
@@ -97,7 +97,7 @@ class Runner:
         return StepOutput(hidden, logits, drawn=self._drawn.keep(sample(logits, settings)))
 
     def _computed(self, batch: StepBatch, places: np.ndarray | None) -> tuple[Tensor, Tensor]:
-        """Return hidden states and logits; `places` as in `DrawnTokens.ids`, None: all ids are known."""
+        """Return hidden states and uncapped logits; `places` as in `DrawnTokens.ids`, None: all are known."""
         whole = self._native_now()
         if whole is not None and whole.takes(batch):
             return whole.run(batch)

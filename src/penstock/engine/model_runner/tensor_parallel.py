@@ -78,7 +78,7 @@ class RankMeans:
 
 
 class GatheredLogits:
-    """Logits gathered from the vocabulary shards on the first rank; [r, 0] on other ranks.
+    """Logits before a softcap, gathered from the vocabulary shards on the first rank; [r, 0] on others.
 
     Args:
         model: this rank's shard, after `join_ranks`.
@@ -91,7 +91,7 @@ class GatheredLogits:
 
     def __call__(self, hidden: Float[Tensor, "r hidden"]) -> Float[Tensor, "r vocab"]:
         """Project hidden states; every rank must call it."""
-        logits = self._model.logits(hidden)
+        logits = self._model.uncapped_logits(hidden)
         room = max(self._sizes) - logits.shape[-1]
         parts = self._group.gather(functional.pad(logits, (0, room)) if room else logits)
         if not parts:

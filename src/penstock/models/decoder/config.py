@@ -75,6 +75,10 @@ class DecoderConfig:
     """Granite: factor on the outputs of attention and feed-forward layers."""
     logits_scaling: float = 1.0
     """Granite: divisor of the logits."""
+    attn_logit_softcapping: float | None = None
+    """Gemma 2: attention scores become cap x tanh(score / cap); absent: there is no cap."""
+    final_logit_softcapping: float | None = None
+    """Gemma 2: logits become cap x tanh(logit / cap); absent: there is no cap."""
     ignored_keys: tuple[str, ...] = ()
     """Keys of the start folder's `config.json` to pass over, with a warning, though Penstock does not read
     them; `--ignore-key` adds one. Other keys that it does not know are refused."""
@@ -417,4 +421,5 @@ _POSITIVE = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "max_position_embeddings", "rope_theta", "rms_norm_eps",
     "sliding_window", "embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling",
+    "attn_logit_softcapping", "final_logit_softcapping",
 )  # fmt: skip

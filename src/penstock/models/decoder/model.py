@@ -28,6 +28,7 @@ from penstock.nn.mlp import FeedForward
 from penstock.nn.new_rows import rows_of
 from penstock.nn.norm import RMSNorm
 from penstock.nn.rope import query_scales, rope_tables
+from penstock.nn.softcap import capped
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ class Block(nn.Module):
                 num_key_value_heads=config.key_value_heads,
                 head_dim=config.size_of_head,
                 scale=config.attention_scale,
+                softcap=config.attn_logit_softcapping,
                 biases=config.attention_biases,
                 qk_norm=family.qk_norm,
                 norm_eps=config.rms_norm_eps,
@@ -287,14 +289,18 @@ class Decoder(nn.Module):
     def head(self) -> OutputHead:
         """Output projection from normalised hidden states to logits; for use inside a forward pass."""
         matrix = self.embed if self.unembed is None else self.unembed
-        scaling, adapter = self.config.logits_scaling, adapter_of(matrix)
-        return OutputHead(rows_of(matrix), scaling, adapter=adapter)
+        scaling, softcap = self.config.logits_scaling, self.config.final_logit_softcapping
+        return OutputHead(rows_of(matrix), scaling, adapter=adapter_of(matrix), softcap=softcap)
 
     def logits(self, hidden: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
         """Return the logits of normalised hidden states, with the output layer of serving if it was
         replaced."""
+        return capped(self.uncapped_logits(hidden), self.config.final_logit_softcapping)
+
+    def uncapped_logits(self, hidden: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
+        """Return what `logits` caps, for adapters of the output matrix, which add to it."""
         if self.unembed is None:
-            return self.head(hidden)
+            return replace(self.head, softcap=None)(hidden)
         logits: Tensor = self.unembed(hidden)
         return logits if self.config.logits_scaling == 1.0 else logits / self.config.logits_scaling
 
@@ -355,12 +361,14 @@ class Decoder(nn.Module):
         ]
 
     def _attend(self, layout: AttentionLayout, like: Tensor) -> Attend:
+        has_softcap = self.config.attn_logit_softcapping is not None
         return self.choose(
             layout,
             device=like.device,
             dtype=like.dtype,
             head_dim=self.config.size_of_head,
             has_sinks=self.config.family.has_sinks,
+            **({"has_softcap": True} if has_softcap else {}),
         )
 
 

@@ -46,6 +46,7 @@ BOOKKEEPING = frozenset(
         "model_max_length", "max_sequence_length",
         # how a forward pass is run, and what it returns
         "use_cache", "pretraining_tp", "gradient_checkpointing", "is_decoder", "torchscript", "return_dict",
+        "cache_implementation",
         "output_attentions", "output_hidden_states", "_attn_implementation", "attn_implementation",
         "_attn_implementation_autoset", "_experts_implementation", "_flash_attn_2_enabled",
         # labels of classifiers, whose weights are refused by name
@@ -179,6 +180,8 @@ NEUTRAL: Mapping[str, object] = {
     "attention_multiplier": None,
     "residual_multiplier": 1.0,
     "logits_scaling": 1.0,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
 }
 """Fields that only some families support, with their neutral values."""
 

@@ -3,15 +3,14 @@
 Sizes from 4B also read images; their folders have this model under `text_config`.
 """
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.core.checks import is_number
 from penstock.core.errors import ConfigError
 from penstock.models.family.base import Raw
 from penstock.models.family.gemma import FAMILY as GEMMA
 from penstock.models.family.gemma import GELU
+from penstock.models.family.query_scalar import check_scalar, read_scalar, write_scalar
 from penstock.models.family.rope_by_kind import check_rules, read_rules, rule_of_kind, write_rules
 from penstock.models.family.tensors import TensorLayout
 from penstock.models.family.windows import FULL, SLIDING, checked_kinds, read_layer_types, write_layer_types
@@ -29,27 +28,16 @@ def _read(raw: Raw) -> Raw:
         raise ConfigError("sliding_window_pattern must be a number of layers, at least 1", got=every)
     usual = [SLIDING if (i + 1) % every else FULL for i in range(layers)]
     kinds = usual if raw["layer_types"] is None else checked_kinds(raw["layer_types"], layers)
-    scalar = raw["query_pre_attn_scalar"]
-    if not is_number(scalar) or not 0 < scalar <= sys.float_info.max:
-        raise ConfigError("query_pre_attn_scalar must be a positive number", got=scalar)
     return {
         **read_layer_types({**raw, "layer_types": kinds}, default=(FULL,)),
         **read_rules(raw, kinds, bases=_BASES),
-        "attention_multiplier": scalar**-0.5,
+        **read_scalar(raw),
     }
 
 
 def _check(config: "DecoderConfig") -> None:
     check_rules(config)
-    if abs(_scalar(config) ** -0.5 - config.attention_scale) > 1e-12:
-        raise ConfigError(
-            "attention_multiplier must be 1 / sqrt(n) of a whole number in gemma3_text models",
-            got=config.attention_scale,
-        )
-
-
-def _scalar(config: "DecoderConfig") -> int:
-    return max(1, round(config.attention_scale**-2))
+    check_scalar(config)
 
 
 def _write(config: "DecoderConfig") -> Raw:
@@ -59,7 +47,7 @@ def _write(config: "DecoderConfig") -> Raw:
         **write_layer_types(config),
         **rules,
         "rope_local_base_freq": local,
-        "query_pre_attn_scalar": _scalar(config),
+        **write_scalar(config),
         "sliding_window": config.sliding_window,
     }
 

@@ -57,7 +57,6 @@ _BY_KEY: tuple[tuple[str, Callable[[Raw], bool]], ...] = (
     ),
     ("short convolutions", lambda raw: _any("conv_L_cache")(raw) or _kind("conv")(raw)),
     ("chunked windows", _any("attention_chunk_size")),
-    ("softcaps", _any("final_logit_softcapping", "attn_logit_softcapping", "logits_soft_cap")),
     (
         "LayerNorm",
         _any(

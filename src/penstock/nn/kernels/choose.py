@@ -16,6 +16,7 @@ from penstock.devices import accelerator
 from penstock.nn.attention import Attend
 from penstock.nn.kernels.layout import AttentionLayout, visibility_mask
 from penstock.nn.kernels.sdpa import ByDocument, Causal, Masked, by_document
+from penstock.nn.kernels.softcap import with_softcap
 from penstock.nn.kernels.varlen_cpu import per_document
 from penstock.nn.kernels.varlen_flash import var_len
 
@@ -44,6 +45,7 @@ def choose_kernel(
     head_dim: int,
     has_sinks: bool = False,
     kernels: Mapping[str, str] | None = None,
+    has_softcap: bool = False,
 ) -> Attend:
     """Return a kernel that is exact for this layout; called once per forward pass.
 
@@ -52,7 +54,10 @@ def choose_kernel(
         dtype: dtype of queries and keys.
         has_sinks: the layers have attention sinks.
         kernels: operation -> name of the candidate to use; None: the first of each.
+        has_softcap: scores have a softcap, which one kernel alone computes.
     """
+    if has_softcap:
+        return with_softcap(layout)
     like = torch.empty(0, head_dim, dtype=dtype, device=device)
     operation = operation_of(layout)
     candidates = candidates_of(operation, has_sinks=has_sinks)

@@ -28,10 +28,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.nn import native
-from penstock.nn.attention import given_sinks
+from penstock.nn.attention import given_sinks, given_softcap
 from penstock.nn.kernels.paged_varlen import over_gathered, over_pages, share_by_share
 from penstock.nn.kernels.pages import PagedStep, from_pages, write
 from penstock.nn.kernels.sinks import attend_written_out
+from penstock.nn.kernels.softcap import attend_capped
 from penstock.nn.triton_support import has_triton, on_device_of
 
 MAX_GROUP = 48
@@ -69,11 +70,20 @@ class Paged:
     """A query sees itself and the `window - 1` positions before it; None: all."""
 
     def __call__(
-        self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float, sinks: Tensor | None = None
+        self,
+        q_bhld: Tensor,
+        k_bksd: Tensor,
+        v_bksd: Tensor,
+        *,
+        scale: float,
+        sinks: Tensor | None = None,
+        softcap: float | None = None,
     ) -> Tensor:
         """Attend; q is [1, h, t, d], k and v are the pages, which already hold the step's own keys."""
         q_thd = q_bhld[0].transpose(0, 1).contiguous()
-        return self.attend(q_thd, k_bksd, v_bksd, scale=scale, sinks=sinks).transpose(0, 1)[None]
+        return self.attend(q_thd, k_bksd, v_bksd, scale=scale, sinks=sinks, softcap=softcap).transpose(0, 1)[
+            None
+        ]
 
     def attend(
         self,
@@ -83,10 +93,12 @@ class Paged:
         *,
         scale: float,
         sinks: Float[Tensor, "h"] | None = None,
+        softcap: float | None = None,
     ) -> Float[Tensor, "t h d"]:
         """Attend with tokens first, the layout that the kernel reads and writes."""
         step = self.step
         how: dict[str, Any] = {"window": self.window, "scale": scale, **given_sinks(sinks)}
+        how |= given_softcap(softcap)
         if _has_kernels(q_thd, keys):
             with on_device_of(q_thd):
                 return _by_choice(q_thd, keys, values, step, how)
@@ -130,7 +142,12 @@ def _by_choice(
     step: PagedStep,
     how: dict[str, Any],  # Any: arguments of `PageKernel`
 ) -> Tensor:
-    """Attend by the kernels that the step names for single tokens and for longer shares."""
+    """Attend by the kernels that the step names for single tokens and for longer shares.
+
+    With a softcap Triton's kernels compute: no candidate beside them has one.
+    """
+    if "softcap" in how:
+        return by_triton(q_thd, keys, values, step, **how)
     many, decode = step.num_singles, CANDIDATES[DECODE][step.kernels.get(DECODE, TRITON)]
     if many == len(q_thd):
         return decode(q_thd, keys, values, step, **how)
@@ -171,6 +188,7 @@ def plain_attention(
     window: int | None,
     scale: float,
     sinks: Float[Tensor, "h"] | None = None,
+    softcap: float | None = None,
 ) -> Float[Tensor, "t h d"]:
     """Attend in plain PyTorch.
 
@@ -183,9 +201,8 @@ def plain_attention(
     out = torch.empty_like(q_thd, memory_format=torch.contiguous_format)
     together = 0 if q_thd.device.type == "cpu" else step.num_singles
     if together:
-        out[:together] = _singles(
-            q_thd[:together], keys, values, step, window=window, scale=scale, sinks=sinks
-        )
+        how: dict[str, Any] = {"window": window, "scale": scale, "sinks": sinks, "softcap": softcap}
+        out[:together] = _singles(q_thd[:together], keys, values, step, **how)
     if len(step.spans[together:]) != len(step.lengths) - together:  # a recorded step, without spans
         raise ValueError("shares that are attended one by one need their spans")
     for share, (first, past, length) in enumerate(step.spans[together:], together):
@@ -199,7 +216,8 @@ def plain_attention(
         )
         mask = _visible(past - first, k.shape[1], window=window, device=q_thd.device)
         q = q_thd[first:past].transpose(0, 1)
-        out[first:past] = _sdpa(q[None], k[None], v[None], mask, scale, sinks)[0].transpose(0, 1)
+        found = _sdpa(q[None], k[None], v[None], mask, scale, sinks, softcap)
+        out[first:past] = found[0].transpose(0, 1)
     return out
 
 
@@ -212,6 +230,7 @@ def _singles(
     window: int | None,
     scale: float,
     sinks: Tensor | None,
+    softcap: float | None,
 ) -> Tensor:
     tables, lengths = step.block_tables[: len(q_shd)].long(), step.lengths[: len(q_shd), None]
     k, v = (_gathered(pages[tables], q_shd.dtype) for pages in (keys, values))
@@ -219,7 +238,7 @@ def _singles(
     mask = positions < lengths
     if window is not None:
         mask &= positions >= lengths - window
-    return _sdpa(q_shd[:, :, None], k, v, mask[:, None, None], scale, sinks)[:, :, 0]
+    return _sdpa(q_shd[:, :, None], k, v, mask[:, None, None], scale, sinks, softcap)[:, :, 0]
 
 
 def _gathered(pages: Tensor, dtype: torch.dtype) -> Tensor:
@@ -238,7 +257,18 @@ def _visible(
     return keys <= own if window is None else (keys <= own) & (keys > own - window)
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, sinks: Tensor | None) -> Tensor:
+def _sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    sinks: Tensor | None,
+    softcap: float | None,
+) -> Tensor:
+    if softcap is not None:
+        assert sinks is None, "no family has both"
+        return attend_capped(q, k, v, mask, scale=scale, softcap=softcap)
     if sinks is not None:
         k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
         return attend_written_out(q, k, v, mask, scale=scale, sinks=sinks)
@@ -259,11 +289,14 @@ def by_triton(
     window: int | None,
     scale: float,
     sinks: Tensor | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Attend by the kernels in Triton."""
     from penstock.nn.kernels.paged_triton import paged_attention  # takes a second that CPUs do not need
 
-    return paged_attention(q_thd, keys, values, step, window=window, scale=scale, sinks=sinks)
+    return paged_attention(
+        q_thd, keys, values, step, window=window, scale=scale, sinks=sinks, softcap=softcap
+    )
 
 
 def by_operator(
@@ -275,11 +308,13 @@ def by_operator(
     window: int | None,
     scale: float,
     sinks: Tensor | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Attend by the C++ operator."""
     out: Tensor = torch.ops.penstock.paged_attention(
-        q_thd, keys, values, step.query_starts, step.lengths, step.block_tables, scale, window or 0, sinks
-    )
+        q_thd, keys, values, step.query_starts, step.lengths, step.block_tables, scale, window or 0, sinks,
+        softcap or 0.0,
+    )  # fmt: skip
     return out
 
 

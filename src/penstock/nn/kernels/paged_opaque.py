@@ -50,14 +50,21 @@ class HiddenPages:
         return k_bkld, v_bkld
 
     def attend(
-        self, q_bhld: Tensor, k_bkld: Tensor, v_bkld: Tensor, *, scale: float, sinks: Tensor | None = None
+        self,
+        q_bhld: Tensor,
+        k_bkld: Tensor,
+        v_bkld: Tensor,
+        *,
+        scale: float,
+        sinks: Tensor | None = None,
+        softcap: float | None = None,
     ) -> Float[Tensor, "1 t h_times_d"]:
         """Write the step's keys and values, each [1, k, t, d], and attend with its queries, [1, h, t, d].
 
         Tokens beyond the step's own are padding: none of their keys is written, and their results are zeros.
         """
         out: Tensor = torch.ops.penstock.attend_hidden(
-            q_bhld, k_bkld, v_bkld, self.index, self.window or 0, scale, sinks
+            q_bhld, k_bkld, v_bkld, self.index, self.window or 0, scale, sinks, softcap or 0.0
         )
         return out
 
@@ -70,11 +77,14 @@ def _attend_hidden(
     window: int,
     scale: float,
     sinks: Tensor | None,
+    softcap: float,
 ) -> Tensor:
     pages = _LAYERS.get()[int(layer)]
     _, heads, num_tokens, head_dim = q_bhld.shape
     count = len(pages.step.slots)
-    attend = partial(Paged(pages.step, window or None).attend, scale=scale, sinks=sinks)
+    attend = partial(
+        Paged(pages.step, window or None).attend, scale=scale, sinks=sinks, softcap=softcap or None
+    )
     if count == num_tokens:
         pages.append(k_bkld, v_bkld)
         q_thd = q_bhld[0].transpose(0, 1).contiguous()
@@ -94,7 +104,8 @@ def _shape(q_bhld: Tensor, *_: object) -> Tensor:
 
 torch.library.define(
     "penstock::attend_hidden",
-    "(Tensor q, Tensor k, Tensor v, Tensor layer, int window, float scale, Tensor? sinks) -> Tensor",
+    "(Tensor q, Tensor k, Tensor v, Tensor layer, int window, float scale, Tensor? sinks, float softcap) "
+    "-> Tensor",
 )
 torch.library.impl("penstock::attend_hidden", "CompositeExplicitAutograd", _attend_hidden)
 torch.library.register_fake("penstock::attend_hidden", _shape)

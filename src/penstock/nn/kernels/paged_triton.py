@@ -91,6 +91,7 @@ def paged_attention(
     window: int | None,
     scale: float,
     sinks: Float[Tensor, "h"] | None = None,
+    softcap: float | None = None,
 ) -> Float[Tensor, "t h d"]:
     """Attend with each share's tokens over its own pages.
 
@@ -102,7 +103,8 @@ def paged_attention(
     """
     out = torch.empty_like(q_thd)
     kv_heads, group = keys.shape[1], q_thd.shape[1] // keys.shape[1]
-    sizes = _sizes(q_thd, keys, window=window)
+    sizes = {**_sizes(q_thd, keys, window=window), "SOFTCAP": softcap or 0.0}
+    factor = scale * _LOG2_E if softcap is None else 2 * scale * _LOG2_E / softcap
     is_coded = keys.dtype == torch.int8
     # codes are read in pairs, and scales as float32 numbers of the same memory
     views = (torch.int16, torch.float32) if is_coded else (keys.dtype, keys.dtype)
@@ -116,7 +118,7 @@ def paged_attention(
         _attend[(num_singles, kv_heads, parts)](
             q_thd, *pages, sums, weights,
             step.query_starts, step.lengths, step.block_tables,
-            num_singles, step.block_tables.stride(0), scale * _LOG2_E, of_heads,
+            num_singles, step.block_tables.stride(0), factor, of_heads,
             TOKENS=1, ROWS=max(_MIN_TILE, triton.next_power_of_2(group)), SPLIT=SPLIT, **sizes,
             HAS_SINKS=has_sinks, **_tile(q_thd, TILE_OF_CODES if is_coded else TILE),
         )  # fmt: skip
@@ -134,7 +136,7 @@ def paged_attention(
             q_thd, *pages, out, out,
             step.query_starts[num_singles:], step.lengths[num_singles:], step.block_tables[num_singles:],
             num_shares - num_singles, step.block_tables.stride(0),
-            scale * _LOG2_E, of_heads, TOKENS=tokens, ROWS=rows, SPLIT=0, HAS_SINKS=has_sinks, **sizes,
+            factor, of_heads, TOKENS=tokens, ROWS=rows, SPLIT=0, HAS_SINKS=has_sinks, **sizes,
             **_tile(q_thd, _TILE_OF_PROMPTS),
         )  # fmt: skip
     return out
@@ -193,7 +195,7 @@ def _attend(  # noqa: C901 - branches on constants are no branches
     TOKENS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, PAGE: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, KEYS: tl.constexpr, CODED: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
+    HAS_SINKS: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Attend with TOKENS tokens of one share, for the query heads of one key-value head.
 
@@ -202,6 +204,8 @@ def _attend(  # noqa: C901 - branches on constants are no branches
 
     Codes are read as pairs of int16, which lie in shared memory as the matrix instructions take numbers of
     16 bits. Numbers of even and of odd places are products of their own.
+
+    SOFTCAP > 0: scores are capped by it, and `scale` makes powers of two of twice what the tanh is of.
     """
     tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if SPLIT > 0:
@@ -271,6 +275,8 @@ def _attend(  # noqa: C901 - branches on constants are no branches
             scores *= tl.load(key_scales + at_scale)[None, :] * scale
         else:
             scores = tl.dot(q_md, k_nd.to(q_md.dtype).T, input_precision="tf32x3") * scale
+        if SOFTCAP > 0:  # tanh x = 1 - 2 / (e^2x + 1), in powers of two as other scores
+            scores = (1 - 2 / (tl.exp2(scores) + 1)) * (SOFTCAP * 1.4426950408889634)
         scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
         base = higher

@@ -23,7 +23,7 @@ void decoder_block(at::Tensor x, const at::Tensor& cosines, const at::Tensor& si
                    const at::Tensor& starts, const at::Tensor& lengths, const at::Tensor& tables, at::Tensor keys,
                    at::Tensor values, const Tensors& linears, at::IntArrayRef outputs, const Tensors& norms,
                    double eps, double shift, double scale, double multiplier, int64_t window, int64_t activation,
-                   bool is_gated, bool norms_rotated, const Optional& q_scales, const Optional& sinks) {
+                   bool is_gated, bool norms_rotated, const Optional& q_scales, const Optional& sinks, double softcap) {
   TORCH_CHECK(linears.size() == 4 * OPERANDS && outputs.size() == 4 && norms.size() == 6,
               "decoder_block: ", linears.size(), " operands, ", outputs.size(), " sizes, ", norms.size(), " norms");
   const auto normed = [&](const at::Tensor& of, int64_t i) {
@@ -33,7 +33,7 @@ void decoder_block(at::Tensor x, const at::Tensor& cosines, const at::Tensor& si
   const at::Tensor q = rotary::rotate_and_store(apply_linear(normed(x, 0), linears, 0, outputs[0]), cosines, sines, slots,
                                                 keys, values, norms.get(2), norms.get(3), eps, shift, norms_rotated,
                                                 q_scales);
-  const at::Tensor mixed = attention::paged_attention(q, keys, values, starts, lengths, tables, scale, window, sinks);
+  const at::Tensor mixed = attention::paged_attention(q, keys, values, starts, lengths, tables, scale, window, sinks, softcap);
   const at::Tensor attended = normed(apply_linear(mixed.view({x.size(0), -1}), linears, 1, outputs[1]), 4);
   const Optional mlp_norm = norms.get(1);
   const at::Tensor summed = mlp_norm ? rms_norm(x, attended, multiplier, *mlp_norm, eps, shift) : x.add_(attended, multiplier);
@@ -47,7 +47,7 @@ TORCH_LIBRARY_FRAGMENT(penstock, m) {
   m.def("decoder_block(Tensor(a!) x, Tensor cosines, Tensor sines, Tensor slots, Tensor query_starts, "
         "Tensor lengths, Tensor block_tables, Tensor(b!) keys, Tensor(c!) values, Tensor?[] linears, int[] outputs, "
         "Tensor?[] norms, float eps, float shift, float scale, float multiplier, int window, int activation, "
-        "bool is_gated, bool norms_rotated=False, Tensor? q_scales=None, Tensor? sinks=None) -> ()");
+        "bool is_gated, bool norms_rotated=False, Tensor? q_scales=None, Tensor? sinks=None, float softcap=0.0) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(penstock, CPU, m) { m.impl("decoder_block", penstock::block::decoder_block); }

@@ -54,7 +54,7 @@ class Network : public torch::CustomClassHolder {
  public:
   // blocks: of each, OF_BLOCK operands: linears and norms in the order of `decoder_block`, and sinks; ends: embedding, last norm, operands of the
   // output matrix; outputs: of each linear layer, the output matrix last; numbers: eps, scale, multipliers of
-  // residual sums and of the embedding, shift of norms; options: activation, is_gated, has_whole_norms, norms_rotated; vocabulary: first
+  // residual sums and of the embedding, shift of norms, softcap of scores; options: activation, is_gated, has_whole_norms, norms_rotated; vocabulary: first
   // token of each rank's rows, and the number of all; ropes: of each block, its table of angles; places: of each block,
   // its cache group, and its row in the pages; pages: [rows, 2, pages, heads, positions, dim], or of codes and scales;
   // board: of the ranks, if there are several.
@@ -65,7 +65,7 @@ class Network : public torch::CustomClassHolder {
       : blocks_(std::move(blocks)), ends_(std::move(ends)), pages_(std::move(pages)), board_(std::move(board)),
         type_(ends_.get(0).value().scalar_type()) {
     const size_t count = windows.size();
-    TORCH_CHECK(blocks_.size() == count * OF_BLOCK && ends_.size() == 2 + OF_LINEAR && numbers.size() == 5 && options.size() == 4 && count > 0 &&
+    TORCH_CHECK(blocks_.size() == count * OF_BLOCK && ends_.size() == 2 + OF_LINEAR && numbers.size() == 6 && options.size() == 4 && count > 0 &&
                 outputs.size() == count * LINEARS + 1 && ropes.size() == count && pages_.dim() == 6 && pages_.is_contiguous() &&
                 places.size() == 2 * count, "Network: operands of ", count, " blocks, pages ", pages_.sizes());
     const at::Tensor embedding = ends_.get(0).value();
@@ -84,6 +84,7 @@ class Network : public torch::CustomClassHolder {
     model_.head = linear(ends_, 2, model_.hidden, outputs.back());
     model_.eps = numbers[0], model_.scale = numbers[1];
     model_.residual_multiplier = numbers[2], model_.embedding_multiplier = numbers[3], model_.shift = numbers[4];
+    model_.softcap = numbers[5];
     TORCH_CHECK(options[0] >= 0 && options[0] < gate::ACTIVATIONS, "Network: no activation ", options[0]);
     model_.activation = gate::Activation(options[0]), model_.is_gated = options[1], model_.has_whole_norms = options[2];
     model_.norms_rotated = options[3];
@@ -159,7 +160,7 @@ class Network : public torch::CustomClassHolder {
       const attention::Task<T, P> task{nullptr, nullptr, nullptr, nullptr, starts.const_data_ptr<int32_t>(),
                                     lengths.const_data_ptr<int32_t>(), tables.const_data_ptr<int32_t>(),
                                     model_.heads * model_.dim, model_.heads, model_.kv_heads, block_size, model_.dim,
-                                    tables.size(2), 0, model_.scale};
+                                    tables.size(2), 0, model_.scale, nullptr, model_.softcap};
       const rotary::Heads<T> heads{data<T>(cosines), data<T>(sines), positions.const_data_ptr<int64_t>(),
                                    nullptr, nullptr, model_.eps, model_.shift, model_.heads, model_.kv_heads, model_.dim,
                                    nullptr, model_.norms_rotated,

@@ -44,7 +44,7 @@ struct Model {
   std::vector<int64_t> vocabulary;  // first token of each rank's rows of embedding and head, and the number of all
   exchange::Board* board;           // null: there is one rank
   int64_t hidden, heads, kv_heads, dim;
-  float eps, scale, residual_multiplier, embedding_multiplier, shift;  // the shift is added to the weights of norms
+  float eps, scale, residual_multiplier, embedding_multiplier, shift, softcap;  // the shift is added to the weights of norms
   gate::Activation activation;
   bool is_gated, has_whole_norms, norms_rotated;  // norms of queries and keys: over all heads of all ranks; after rotation
   int64_t rank() const { return board ? board->rank() : 0; }

@@ -15,7 +15,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& panels, const Optional&
 namespace attention {
 at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
                            const at::Tensor& starts, const at::Tensor& lengths, const at::Tensor& tables, double scale,
-                           int64_t window, const Optional& sinks);
+                           int64_t window, const Optional& sinks, double softcap);
 }
 namespace gate {
 at::Tensor activate(const at::Tensor& gate_up, int64_t activation, bool is_gated);

@@ -17,7 +17,7 @@ inline void check(const at::Tensor& q, const at::Tensor& keys, const at::Tensor&
 
 at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
                            const at::Tensor& starts, const at::Tensor& lengths, const at::Tensor& tables,
-                           double scale, int64_t window, const Optional& sinks) {
+                           double scale, int64_t window, const Optional& sinks, double softcap) {
   TORCH_CHECK(!sinks || sinks->numel() == q.size(1), "paged_attention: ", sinks->sizes(), " sinks of ", q.size(1), " heads");
   const at::Tensor of_heads = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
   check(q, keys, values);
@@ -30,7 +30,7 @@ at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& keys, const at
                        writable<T>(out), starts.const_data_ptr<int32_t>(), lengths.const_data_ptr<int32_t>(),
                        tables.const_data_ptr<int32_t>(), q.stride(0), q.size(1), keys.size(1), keys.size(2), q.size(2),
                        lengths.numel() ? tables.size(1) : 0, window, static_cast<float>(scale),
-                       sinks ? of_heads.const_data_ptr<float>() : nullptr};
+                       sinks ? of_heads.const_data_ptr<float>() : nullptr, static_cast<float>(softcap)};
     const Plan plan = cut(task, lengths.numel());
     Partials partials{task.group(), up(task.dim, LANES), {}, {}, {}};
     partials.resize(plan.num_partials);
@@ -45,7 +45,7 @@ at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& keys, const at
 
 TORCH_LIBRARY_FRAGMENT(penstock, m) {
   m.def("paged_attention(Tensor q, Tensor keys, Tensor values, Tensor query_starts, Tensor lengths, "
-        "Tensor block_tables, float scale, int window, Tensor? sinks=None) -> Tensor");
+        "Tensor block_tables, float scale, int window, Tensor? sinks=None, float softcap=0.0) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(penstock, CPU, m) { m.impl("paged_attention", penstock::attention::paged_attention); }

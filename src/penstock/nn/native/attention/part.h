@@ -72,6 +72,17 @@ const Cell* lay_weights(const float* scores, int64_t rows, int64_t width, Scratc
 
 // ---- one part
 
+// cap * tanh(scale * score / cap); tanh by Cephes' polynomial near 0, where 1 - 2 / (e^2x + 1) loses digits.
+inline void cap_scores(float* scores, int64_t width, float scale, float cap) {
+  for (int64_t i = 0; i < width; i += LANES) {
+    const Vec x = Vec::load(scores + i) * Vec(scale / cap), z = x * x;
+    Vec p(-5.70498872745e-3f);
+    for (const float c : {2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f}) p = Vec::fma(p, z, Vec(c));
+    const Vec small = Vec::fma(p * z, x, x), large = Vec(1.0f) - Vec(2.0f) / (exp(x + x) + Vec(1.0f));
+    (Vec(x.magnitude().v < Vec(0.625f).v ? small.v : large.v) * Vec(cap)).store(scores + i);
+  }
+}
+
 // Turn a row's scores of keys [low, high) into weights, 0 elsewhere; note their maximum and sum.
 inline void soften(float* scores, int64_t low, int64_t high, int64_t width, float scale, float& most, float& total) {
   std::fill(scores, scores + low, NEVER);
@@ -148,7 +159,8 @@ void soften_rows(const Task<T, P>& task, const Tile& tile, int64_t first_key, in
     const int64_t high = std::clamp<int64_t>(past - first_key, 0, num_keys);
     float* scores = own.scores.data() + row * PART;
     if (low < high) {
-      soften(scores, low, high, width, task.scale, own.most[row], own.total[row]);
+      if (task.softcap) cap_scores(scores, width, task.scale, task.softcap);
+      soften(scores, low, high, width, task.softcap ? 1.0f : task.scale, own.most[row], own.total[row]);
     } else {
       std::fill(scores, scores + width, 0.0f);
       own.most[row] = NEVER, own.total[row] = 0;

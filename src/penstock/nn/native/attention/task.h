@@ -26,6 +26,7 @@ struct Task {
   int64_t q_stride, heads, kv_heads, block_size, dim, table_width, window;
   float scale;
   const float* sinks = nullptr;  // of each head: a score of a key whose value is 0; null: there are none
+  float softcap = 0;  // the cap on scaled scores; 0: none
 
   int64_t group() const { return heads / kv_heads; }
   int64_t page_size() const { return block_size * page_width<P>(dim); }  // of one head
