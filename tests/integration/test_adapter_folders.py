@@ -279,6 +279,8 @@ def other_run(recipe, other):
         (["RUN", "--base", "x"], "--base is for an adapter's folder"),
         (["BASE", "--merge"], "--merge is for adapters, and this is a model"),
         (["ADAPTER"], "This is an adapter's folder already"),
+        (["NOWHERE", "--merge"], "NOWHERE is not a folder"),
+        (["NOWHERE", "--base", "x"], "NOWHERE is not a folder"),
     ],
 )
 def test_options_that_do_not_belong_together_are_refused(runs, base, tmp_path, capsys, options, said):

@@ -66,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace, *, has_adapter: bool, is_folder: bool) -> None:
     """Refuse options that do not belong to what is exported."""
     path = arguments.checkpoint
+    if not path.is_dir():
+        return  # which whoever opens it says
     if arguments.merge and not has_adapter:
         raise UsageError(
             "--merge is for adapters, and this is a model", got=str(path), fix="Leave --merge out."
