@@ -31,6 +31,7 @@ from penstock.models.decoder.tensor_slices import ALONE
 from penstock.nn import native
 from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.nn.linear.packed import can_multiply
+from penstock.train.recipe.tune_config import TuneConfig
 
 # of PEFT, which asks transformers in its old words
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -203,13 +204,18 @@ def test_factors_that_could_not_be_computed_for_want_of_memory_are_computed_late
 
 @pytest.mark.parametrize(
     ("family", "whole"),
-    [("llama", ["embed_tokens", "lm_head", "norm"]), ("llama-tied", ["embed_tokens"]), ("llama", ["1.mlp"])],
+    [
+        ("llama", ["embed_tokens", "lm_head", "norm"]),
+        ("llama-tied", ["embed_tokens"]),
+        ("llama", ["1.mlp"]),
+        ("granite-swa", ["1.self_attn"]),
+    ],
     ids=str,
 )
 def test_modules_that_peft_trained_whole_are_merged(tmp_path, family, whole):
     theirs = save_tiny_model(family, tmp_path / "base")
     config = LoraConfig(
-        **{**KINDS["two-layers"], "target_modules": ["q_proj"]},
+        **{**KINDS["two-layers"], "target_modules": r".*\.0\..*q_proj"},
         init_lora_weights=False,
         modules_to_save=whole,
         ensure_weight_tying=family == "llama-tied",
@@ -243,6 +249,30 @@ def test_peft_opens_a_tied_embedding_that_penstock_trained_whole(tmp_path):
     write_adapter(tensors, config, model, tmp_path / "adapter", base=str(tmp_path / "base"), base_hash="")
     merged, _ = open_with_adapter(tmp_path / "adapter", base=tmp_path / "base")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    with torch.no_grad():
+        expected = PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()(IDS[None]).logits[0]
+    torch.testing.assert_close(logits_of(merged), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_peft_opens_attention_with_sinks_that_penstock_trained_whole(tmp_path):
+    theirs = save_tiny_model("granite-swa", tmp_path / "base")
+    model = read_config(tmp_path / "base")
+    tune = TuneConfig(method="lora", rank=2, layers=("up",), modules_to_save=("self_attn",))
+    config = tune.adapter_of(model)
+    torch.manual_seed(0)
+    tensors = {
+        name: torch.randn(shape) / 5 for name, shape in model.parameter_shapes.items() if config.trains(name)
+    }
+    assert "layers.1.attention.sinks" in tensors
+    for n in range(2):
+        outputs, inputs = model.linear_layers[f"layers.{n}.mlp.up"]
+        tensors[f"layers.{n}.mlp.up.lora_a"] = torch.randn(2, inputs) / 10
+        tensors[f"layers.{n}.mlp.up.lora_b"] = torch.randn(outputs, 2) / 10
+    write_adapter(tensors, config, model, tmp_path / "adapter", base=str(tmp_path / "base"), base_hash="")
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["modules_to_save"] == [
+        "self_attn"
+    ]
+    merged, _ = open_with_adapter(tmp_path / "adapter", base=tmp_path / "base")
     with torch.no_grad():
         expected = PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()(IDS[None]).logits[0]
     torch.testing.assert_close(logits_of(merged), expected, rtol=1e-4, atol=1e-4)

@@ -230,9 +230,10 @@ def _saved_name(stored: str, modules: Collection[str]) -> str | None:
     name = stored.removeprefix("base_model.model.")
     if name == _TIED and any(_is_in(_EMBEDDING, module) for module in modules):
         return name  # PEFT stores a tied output matrix too
-    is_saved = any(_is_in(name, module) for module in modules) and name.endswith((".weight", ".bias"))
+    is_saved = any(_is_in(name, module) for module in modules)
+    is_kind = name.endswith((".weight", ".bias", ".sinks"))
     is_plain = not any(part in name for part in (".lora_", ".base_layer.", ".token_adapter."))
-    return name if is_saved and is_plain else None
+    return name if is_saved and is_kind and is_plain else None
 
 
 def _is_in(name: str, module: str) -> bool:
@@ -334,7 +335,7 @@ def save_adapter(
         "bias": "none",
         "fan_in_fan_out": False,
         "init_lora_weights": True,
-        "modules_to_save": _targets(saved, model) or None,
+        "modules_to_save": _targets(_outermost(saved), model) or None,
         **({"ensure_weight_tying": True} if model.tie_word_embeddings and saved else {}),
         **({"trainable_token_indices": token_indices} if token_indices else {}),
     }
@@ -392,6 +393,11 @@ def _stored_adapter(
 
 def _plain(number: float) -> float:
     return int(number) if number == int(number) else number
+
+
+def _outermost(modules: Collection[str]) -> list[str]:
+    """Return the modules that are in no other one: PEFT trains a module whole with all that is in it."""
+    return [name for name in modules if not any(name.startswith(f"{outer}.") for outer in modules)]
 
 
 def _targets(modules: Collection[str], model: DecoderConfig) -> list[str]:

@@ -245,10 +245,10 @@ class TuneConfig:
 
     def _saved(self, model: DecoderConfig, adapter: AdapterConfig) -> tuple[str, ...]:
         """Return the names of the modules of modules_to_save."""
-        layout = model.stored_rows
-        modules = {
-            ours.rpartition(".")[0]: stored.tensor.rpartition(".")[0] for ours, stored in layout.items()
-        }
+        modules, mixed = {}, set()
+        for ours, stored in model.stored_rows.items():
+            modules[name := ours.rpartition(".")[0]] = stored.tensor.rpartition(".")[0]
+            mixed |= set() if stored.is_whole else {name}
         found: dict[str, None] = {}
         for wanted in self.modules_to_save:
             fitting = [
@@ -266,7 +266,7 @@ class TuneConfig:
                     "tune.modules_to_save names a module that the model does not have", got=wanted, fix=fix
                 )
             for name in fitting:
-                if not layout[f"{name}.weight"].is_whole:
+                if name in mixed:
                     raise ConfigError(
                         f"tune.modules_to_save names {name!r}, which {model.model_type} models store in one "
                         "matrix with others, or in another order",

@@ -79,6 +79,11 @@ def test_modules_to_save_are_found_in_the_model():
     assert not adapter.trains("layers.1.mlp.up.weight")
     whole = checked(**LORA, layers="attention", modules_to_save=["layers.1.mlp"])
     assert whole.saved == ("layers.1.mlp.gate", "layers.1.mlp.up", "layers.1.mlp.down")
+    with_sinks = small_llama(model_type="granite_swa")
+    adapter = checked(with_sinks, **LORA, layers="mlp", modules_to_save=["layers.1.self_attn"])
+    assert adapter.trains("layers.1.attention.sinks")
+    assert adapter.trains("layers.1.attention.value.weight")
+    assert not adapter.trains("layers.0.attention.sinks")
 
 
 @pytest.mark.parametrize(
