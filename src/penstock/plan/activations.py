@@ -61,14 +61,15 @@ def block_bytes(
     operators, parts = c * h, len(kind.parts)
     gathered = 0 if tensor == 1 else parts * c * h  # inputs of products hold the tokens of the whole group
     keep += parts * c * h if tensor == 1 else 0  # inputs of products: of norms, or the residual stream
-    mask = 0
+    mask = scores = 0
     if kind.attention is not None:
         q, k = widths(model, tensor)
         attention = c * (2 * q + 2 * k) + _FLOAT32 * model.num_attention_heads
         keep += attention + (0 if context == 1 else _spread(model, c, context=context, rule=rule))
         operators += c * h + attention
-        if context > 1 and rule == "all_gather":  # scores, or a mask as numbers, shared by the heads
-            mask = score_bytes(model, row=row, tensor=tensor) or c * row
+        if context > 1 and rule == "all_gather":
+            scores = score_bytes(model, row=row, tensor=tensor)
+            mask = scores or c * row  # as numbers, shared by the heads
         if model.family.qk_norm:
             heads = model.num_attention_heads + k // model.size_of_head
             keep += normed * (q + k) + _FLOAT32 * (2 * tensor if model.family.qk_norm == "whole" else heads)
@@ -78,7 +79,7 @@ def block_bytes(
         operators += c * (h + (2 if model.family.has_gate else 1) * f)
     return {
         "keep": tokens * (keep // tensor + gathered + mask),
-        "operators": tokens * operators // tensor,
+        "operators": tokens * (operators // tensor + scores),  # a product of queries and keys
         "full": tokens * c * h // tensor,
     }
 

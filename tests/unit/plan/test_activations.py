@@ -7,6 +7,7 @@ from tests.families import mixed
 from penstock.models.decoder.config import DecoderConfig
 from penstock.models.decoder.model import Decoder
 from penstock.nn.init import init_weights
+from penstock.nn.kernels.choose import masked
 from penstock.parallel.activation_checkpointing import recompute
 from penstock.plan.activations import block_bytes
 from penstock.testing.step_memory import LiveBytes
@@ -22,8 +23,12 @@ SIZES = {
 }
 
 
-def alive_after_forward(shape, mode, dtype):
+def alive_after_forward(shape, mode, dtype, *, by_formula=False):
     model = Decoder(shape).to(dtype)
+    if by_formula:
+        model.choose = lambda layout, *, dtype, head_dim, **_: masked(
+            layout, torch.empty(0, head_dim, dtype=dtype)
+        )
     init_weights(model, seed=0)
     recompute(model, [mode] * len(model.layers))
     ids = torch.zeros(ROWS, LENGTH, dtype=torch.long)
@@ -58,6 +63,22 @@ def test_a_block_keeps_what_the_plan_says(model_type, parts, mode, dtype):
     found = [alive_after_forward(config, mode, dtype) for config in (one, shape)]
     planned = block_bytes(shape, shape.layers[1], tokens=ROWS * LENGTH, compute_bytes=dtype.itemsize)[mode]
     assert (found[1] - found[0]) / 2 == pytest.approx(planned, rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_under_a_mask_are_kept_as_outputs_of_products(dtype):
+    """Within 15% of what sinks add: the formula's outputs in float32 are not counted: 10% with 64 keys."""
+    plain, with_sinks = (
+        DecoderConfig(**SIZES, model_type=name, num_hidden_layers=3) for name in ("granite", "granite_swa")
+    )
+    kept = [alive_after_forward(one, "operators", dtype, by_formula=True) / 3 for one in (plain, with_sinks)]
+    planned = [
+        block_bytes(
+            one, one.layers[0], tokens=ROWS * LENGTH, compute_bytes=dtype.itemsize, context=2, row=LENGTH
+        )["operators"]
+        for one in (plain, with_sinks)
+    ]
+    assert planned[1] - planned[0] == pytest.approx(kept[1] - kept[0], rel=0.15)
 
 
 def test_norms_of_each_head_are_counted_alike_before_and_after_rotation():
