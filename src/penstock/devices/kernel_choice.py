@@ -78,7 +78,7 @@ class Operation(Generic[Case]):
 def failure(operation: Operation[Case], kernel: str) -> str:
     """Return why a kernel does not compute an operation here; empty: its results are right."""
     if kernel not in operation.kernels:
-        return "this device has no such kernel"
+        return "it has no such kernel on this device"
     return _attempt(partial(_wrong, operation, operation.kernels[kernel]))
 
 
@@ -104,7 +104,7 @@ def _wrong(operation: Operation[Case], prepare: Callable[[Case], Call]) -> str:
 
 
 def measure(operation: Operation[Case], device: torch.device, *, on_purpose: bool = False) -> ChosenKernel:
-    """Test and time the kernels of an operation; those that fail are out, with a line in the log.
+    """Test and time the kernels of an operation; those that fail are left out, with a line in the log.
 
     Args:
         on_purpose: also those that are costly.
@@ -128,7 +128,7 @@ def measure(operation: Operation[Case], device: torch.device, *, on_purpose: boo
             calls[name] = call
     if not calls and any(why.startswith(_WRONG) for why in out.values()):
         raise PenstockError(
-            f"No kernel computes {operation.name} right on this device: {out}",
+            f"No kernel computes {operation.name} correctly on this device: {out}",
             fix='Examine the device (penstock doctor --checks gpus). kernels = "reference" skips the test.',
         )
     if not calls:
@@ -139,7 +139,7 @@ def measure(operation: Operation[Case], device: torch.device, *, on_purpose: boo
 
 def say_out(operation: Operation[Case], kernel: str, reason: str) -> None:
     """Log that a kernel is not used."""
-    sentence = "Kernel {kernel} of {operation} is out: {reason}"
+    sentence = "Kernel {kernel} of {operation} is not used: {reason}"
     log.warning(Event("kernel_out", sentence, kernel=kernel, operation=operation.name, reason=reason))
 
 
@@ -210,7 +210,7 @@ def choose(
             that this device lacks is replaced, with a line in the log.
 
     Raises:
-        UsageError, ConfigError: the file holds no table, or a kernel that this device lacks.
+        UsageError, ConfigError: the file holds no table, or a kernel that cannot compute an operation here.
         PenstockError: as `measure`.
     """
     name, versions = identity_of(device)
@@ -246,9 +246,9 @@ def _pinned(operation: Operation[Any], *, table: KernelTable, file: str) -> Chos
         return _first(operation, f"{file} has no entry for it")
     if why := failure(operation, row.kernel):
         raise ConfigError(
-            f"{file} pins {operation.name} to a kernel that this device lacks ({why})",
+            f"{file} pins {operation.name} of {operation.shape} to a kernel that cannot compute it ({why})",
             got=row.kernel,
-            fix="Measure this device by `penstock kernels --out FILE`; replicas need the same model of GPU.",
+            fix="Run `penstock kernels MODEL --out FILE` here: replicas need the same model and GPU.",
         )
     return row
 
