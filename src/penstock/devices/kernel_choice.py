@@ -139,8 +139,15 @@ def measure(operation: Operation[Case], device: torch.device, *, on_purpose: boo
 
 def say_out(operation: Operation[Case], kernel: str, reason: str) -> None:
     """Log that a kernel is not used."""
-    sentence = "Kernel {kernel} of {operation} is not used: {reason}"
-    log.warning(Event("kernel_out", sentence, kernel=kernel, operation=operation.name, reason=reason))
+    log.warning(
+        Event(
+            "kernel_out",
+            "Kernel {kernel} of {operation} is not used: {reason}",
+            kernel=kernel,
+            operation=operation.name,
+            reason=reason,
+        )
+    )
 
 
 def _ready(
@@ -235,8 +242,14 @@ def choose(
 
 def _first(operation: Operation[Any], because: str = "") -> ChosenKernel:
     if because:
-        sentence = "{operation}: the first kernel is used, because {reason}"
-        log.warning(Event("first_kernel", sentence, operation=operation.name, reason=because))
+        log.warning(
+            Event(
+                "first_kernel",
+                "{operation}: the first kernel is used, because {reason}",
+                operation=operation.name,
+                reason=because,
+            )
+        )
     return ChosenKernel(kernel=operation.first)
 
 
