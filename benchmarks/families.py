@@ -17,6 +17,7 @@ is a second Llama over the first: differences as small as its say nothing.
 
 import argparse
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from time import thread_time
@@ -24,6 +25,9 @@ from time import thread_time
 import numpy as np
 import torch
 from results_file import file_result
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the shapes of the tests
+
 from tests.families import small_families
 
 from penstock.engine.config import EngineConfig

@@ -8,6 +8,7 @@ pytest.importorskip("triton")
 from penstock.devices.kernel_choice import failure, measure
 from penstock.nn.kernels.trials import Heads, attention_operations, page_operations
 from penstock.nn.linear.trials import product_operations
+from penstock.nn.triton_support import has_triton
 
 
 def operations(device, is_tiny):
@@ -22,12 +23,16 @@ def operations(device, is_tiny):
         for bits in ("int8", "int4", "float8")
         for one in product_operations(bits, outputs=wide, inputs=hidden, dtype=dtype, device=device)
     ]
+    of_pages = [
+        one
+        for pages in ((dtype, torch.int8) if has_triton(device) else ())
+        for one in page_operations(sizes, pages=pages, **paged)
+    ]
     return {
         one.name + (", 8 bits" if "8 bits" in one.shape else ""): one
         for one in [
             *attention_operations(sizes, rows=2, length=length, windows={None, length // 4}),
-            *page_operations(sizes, pages=dtype, **paged),
-            *page_operations(sizes, pages=torch.int8, **paged),
+            *of_pages,
             *products,
         ]
     }
