@@ -47,8 +47,9 @@ def test_tokens_are_drawn_as_often_as_they_are_probable(sampling, device, is_tin
     """Numbers spread evenly hit a token's stretch as often as it is long, but for one at each end."""
     logits = logits_of(1, device, is_tiny)[0, :3001]
     count = 1000 if is_tiny else 4000
-    drawn = choose(logits.expand(count, -1), [sampling] * count, (np.arange(count) + 0.5) / count)
-    shares = torch.bincount(drawn, minlength=len(logits)).double() / count
+    drawn = choose(logits.expand(count, -1), [sampling] * count, (np.arange(count) + 0.5) / count).cpu()
+    assert ((drawn >= 0) & (drawn < len(logits))).all()  # of any size where nothing computes
+    shares = torch.bincount(drawn, minlength=len(logits)).double().to(device) / count
     expected = probabilities(logits, sampling)
     assert (shares[expected == 0] == 0).all()
     assert (shares - expected).abs().max() <= 2 / count
