@@ -13,7 +13,7 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class ParameterKind:
-    """What a parameter is."""
+    """Kind of a parameter."""
 
     name: Literal["matrix", "vector", "bias"]
     """matrix: multiplies its input; it decays, and Muon may update it. vector: scales each channel. bias: is

@@ -308,7 +308,7 @@ class Rank:
         logits = at_once * rows * (FLOAT32 if exact else FLOAT32 + self.c)
         if is_fused:  # logits and their gradient, as computed; other losses have a quarter of the tokens
             logits = at_once * rows * 2 * self.c
-        if model.final_logit_softcapping is not None:  # products beside logits, and the cap's derivative
+        if model.final_logit_softcapping is not None:  # uncapped logits, and the derivative of the cap
             logits += 2 * self.c * at_once * rows
         product = 0 if exact or not job.on_cpu else self.c * rows * model.hidden_size
         gradient = FLOAT32 * rows * model.hidden_size

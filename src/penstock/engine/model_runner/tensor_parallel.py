@@ -67,7 +67,7 @@ class SummedEmbedding(nn.Module):
 
 
 @dataclass(frozen=True)
-class RankMeans:
+class GroupMeans:
     """Mean squares of queries and keys over the heads of all ranks, each of which has as many."""
 
     group: RankGroup
@@ -123,5 +123,5 @@ def join_ranks(model: Decoder, whole: DecoderConfig, group: RankGroup) -> None:
             if last := {"attention": "output", "mlp": "down"}.get(of):
                 setattr(owner, last, SummedLinear(owner.get_submodule(last), group))
             if of == "attention" and is_whole:
-                owner.mean_squares = RankMeans(group)  # type: ignore[assignment]
+                owner.mean_squares = GroupMeans(group)  # type: ignore[assignment]
     model.config = replace(model.config, vocab_size=whole.vocab_size)

@@ -1,4 +1,4 @@
-"""What a block of the decoder consists of; no torch.
+"""Kinds of layers: the parts of a decoder block; no torch.
 
 Layers of one kind are alike in all but their weights. Whatever is counted over the network is a sum over its
 layers, or over its kinds of layers times their number.
@@ -12,7 +12,7 @@ from penstock.nn.rope_scaling import RopeRule
 
 @dataclass(frozen=True, slots=True)
 class AttentionKind:
-    """What may differ between the attention of two layers."""
+    """Attention of a layer, as far as it may differ from that of others."""
 
     window: int | None
     """A token sees itself and `window - 1` before it; None: the whole context."""
