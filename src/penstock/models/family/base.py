@@ -162,7 +162,8 @@ class Family:
         """
         if value is None or key in self.keys or key in self.ignored:
             return True
-        neutral = {**NEUTRAL, **_NEUTRAL_ELSEWHERE, **self.defaults}
+        has_qk_norm = {"use_qk_norm": self.qk_norm is not None}
+        neutral = {**NEUTRAL, **_NEUTRAL_ELSEWHERE, **has_qk_norm, **self.defaults}
         return key in neutral and value == neutral[key]
 
 
@@ -186,16 +187,19 @@ NEUTRAL: Mapping[str, object] = {
 """Fields that only some families support, with their neutral values."""
 
 _NEUTRAL_ELSEWHERE: Mapping[str, object] = {
+    "add_classification_head": False,
     "add_cross_attention": False,
     "full_attn_mod": 1,
     "interpolate_factor": 1,
     "is_causal": True,
     "is_llama_config": True,
     "lm_head_bias": False,
+    "norm_type": "rms",
     "pruned_heads": {},
     "rope_interleaved": False,
     "tie_encoder_decoder": False,
+    "use_cla": False,
     "use_mrope": False,
-    "use_qk_norm": False,
+    "use_rotary_pos_emb": True,
 }
 """Keys of published folders that these classes of transformers do not have, with their neutral values."""

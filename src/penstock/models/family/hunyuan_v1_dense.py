@@ -2,11 +2,34 @@
 
 from typing import TYPE_CHECKING
 
+from penstock.core.errors import ConfigError
 from penstock.models.family.base import BOOKKEEPING, DEFAULTS, Family, Raw
 from penstock.models.family.tensors import TensorLayout
 
 if TYPE_CHECKING:
     from penstock.models.decoder.config import DecoderConfig
+
+
+_OF_OTHER_PARTS = frozenset({
+    "cla_share_factor", "class_num", "dense_list", "pool_type",
+    "org_vocab_size", "eod_token_id", "pad_id", "mask_init_id",
+    "im_start_id", "im_end_id", "im_newline_id", "text_start_id", "text_end_id",
+})  # fmt: skip
+"""Keys of special tokens, and of parts that the network does not have: layers that share keys and values, a
+classifier."""
+
+
+def _read(raw: Raw) -> Raw:
+    width, heads = raw.get("hidden_size"), raw.get("num_attention_heads")
+    given = raw.get("attention_head_dim")
+    size = raw["head_dim"] or (width // heads if width and heads else given)
+    if given not in (None, size):
+        raise ConfigError(
+            f"attention_head_dim must be the size of a head, {size}",
+            got=given,
+            fix="Take config.json from where the weights came from.",
+        )
+    return {}
 
 
 def _write(config: "DecoderConfig") -> Raw:
@@ -19,11 +42,12 @@ def _write(config: "DecoderConfig") -> Raw:
 
 FAMILY = Family(
     architecture="HunYuanDenseV1ForCausalLM",
-    own_keys=frozenset({"attention_bias"}),
+    own_keys=frozenset({"attention_bias", "attention_head_dim"}),
     defaults={**DEFAULTS, "rms_norm_eps": 1e-5, "attention_bias": False, "head_dim": None},
+    read=_read,
     rope_names={"dynamic": "ntk_alpha"},
     write=_write,
-    ignored=BOOKKEEPING | {"eod_token_id"},
+    ignored=BOOKKEEPING | _OF_OTHER_PARTS,
     biases="chosen",
     qk_norm="rotated",
     tensors=TensorLayout(
