@@ -4,12 +4,12 @@ Tests compare the parameter count of each with the published one, as the author 
 and with transformers' model of the same shape. A count cannot verify `rope_theta`, `rms_norm_eps`, the
 context (`max_position_embeddings`), the factors of Granite and the scaling of Llama 3.1 and 3.2: those of
 Qwen and the factors of granite3-8b were compared with copies of the files. `SOURCES` says where those of
-newer families were read; the others are from memory. To continue a checkpoint, use its own `config.json`; a
-preset is for training the shape from scratch.
+newer families were read, and tests open copies of their files; the others are from memory. To continue a
+checkpoint, use its own `config.json`; a preset is for training the shape from scratch.
 
-Left out, because no config was found: Granite 4.0 350M and 1B (no base of their rotary embedding), Granite
-4.1 8B and 4.2, Ministral 3 14B, HunYuan, OLMo 2, GLM-4 0414, Arcee (defaults of their classes are not the
-published models).
+Left out, because these values were found nowhere: the context of Granite 4.1 30B, all of Granite 4.2 3B and
+8B, the context and the growth of queries of Ministral 3 14B, the epsilon of HunYuan 4B, the context and the
+kinds of layers of VaultGemma. Defaults of their classes in transformers are not the published models.
 
 `granite-7b` is IBM's first Granite, with the architecture of Llama 2. `t5-11b-decoder` is not a published
 model: a decoder with T5-11B's parameter count and vocabulary, in the proportions of Llama.
@@ -41,6 +41,11 @@ def _table(shared: Values, sizes: Mapping[str, str | tuple[str, Values]]) -> dic
     return found
 
 
+def _windows(*, layers: int, every: int) -> tuple[str, ...]:
+    """Return kinds of layers of which each `every`-th sees the whole context."""
+    return tuple("sliding_attention" if (i + 1) % every else "full_attention" for i in range(layers))
+
+
 def _gemma2(*, layers: int) -> Values:
     return {
         "model_type": "gemma2",
@@ -54,6 +59,15 @@ def _gemma2(*, layers: int) -> Values:
     }
 
 
+def _gemma3(*, layers: int, window: int) -> Values:
+    kinds = _windows(layers=layers, every=6)
+    return {
+        "layer_types": kinds,
+        "sliding_window": window,
+        "layer_rope_theta": tuple(1e4 if kind == "sliding_attention" else 1e6 for kind in kinds),
+    }
+
+
 def _llama3_scaling(factor: float) -> Values:
     return {
         "rope_type": "llama3",
@@ -62,6 +76,10 @@ def _llama3_scaling(factor: float) -> Values:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
+
+
+def _yarn(factor: float, original: int, **own: float) -> Values:
+    return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **own}
 
 
 _TIED = {"tie_word_embeddings": True}
@@ -95,6 +113,7 @@ _QWEN_25_LARGE = {**_QWEN_25, "vocab_size": 152_064, "max_position_embeddings": 
 _QWEN_3 = {**_QWEN_25, "model_type": "qwen3", "head_dim": 128, "max_position_embeddings": 40_960}
 
 _GRANITE_4 = {
+    "model_type": "granitemoehybrid",
     "vocab_size": 100_352,
     "max_position_embeddings": 131_072,
     "rope_theta": 1e7,
@@ -103,6 +122,68 @@ _GRANITE_4 = {
     "residual_multiplier": 0.22,
     "attention_multiplier": 1 / 64,
     "logits_scaling": 10.0,
+    **_TIED,
+}
+_GRANITE_41 = {**_GRANITE_4, "model_type": "granite"}
+_GEMMA = {
+    "model_type": "gemma",
+    "vocab_size": 256_000,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    **_TIED,
+}
+_GEMMA_3 = {
+    "model_type": "gemma3_text",
+    "vocab_size": 262_144,
+    "head_dim": 256,
+    "max_position_embeddings": 32_768,
+    "rope_theta": 1e6,
+    **_TIED,
+}
+_GEMMA_3_LARGE = {
+    **_GEMMA_3,
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "scaled_layers": "full_attention",
+}
+_OLMO_2 = {
+    "model_type": "olmo2",
+    "vocab_size": 100_352,
+    "max_position_embeddings": 4096,
+    "rope_theta": 500_000.0,
+}
+_OLMO_3 = {
+    **_OLMO_2,
+    "model_type": "olmo3",
+    "vocab_size": 100_278,
+    "max_position_embeddings": 65_536,
+    "rope_scaling": _yarn(8.0, 8192, attention_factor=1.2079441541679836, beta_fast=32.0, beta_slow=1.0),
+    "scaled_layers": "full_attention",
+    "sliding_window": 4096,
+}
+_EXAONE_4 = {
+    "model_type": "exaone4",
+    "vocab_size": 102_400,
+    "rope_theta": 1e6,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": _llama3_scaling(16.0),
+}
+_GLM_4_0414 = {
+    "model_type": "glm4",
+    "vocab_size": 151_552,
+    "head_dim": 128,
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.5,
+}
+_HUNYUAN = {
+    "model_type": "hunyuan_v1_dense",
+    "vocab_size": 120_818,
+    "head_dim": 128,
+    "max_position_embeddings": 262_144,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {"rope_type": "ntk_alpha", "factor": 1.0, "alpha": 1000.0},
     **_TIED,
 }
 _PHI = {"model_type": "phi3", "rms_norm_eps": 1e-5}
@@ -153,16 +234,8 @@ _MINISTRAL_3 = {
 
 
 def _ministral3_scaling(factor: float, original: int) -> Values:
-    return {
-        "rope_type": "yarn",
-        "factor": factor,
-        "original_max_position_embeddings": original,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "llama_4_scaling_beta": 0.1,
-    }
+    betas = {"beta_fast": 32.0, "beta_slow": 1.0, "llama_4_scaling_beta": 0.1}
+    return _yarn(factor, original, mscale=1.0, mscale_all_dim=1.0, **betas)
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -246,8 +319,110 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     **_table(
         _GRANITE_4,
         {
-            "granite4.0-micro": ("2560/8192/40/40/8", {"model_type": "granitemoehybrid"}),
-            "granite4.1-3b": ("2560/8192/40/40/8", {"model_type": "granite"}),
+            "granite4.0-350m": (
+                "1024/2048/28/16/4",
+                {"max_position_embeddings": 32_768, "residual_multiplier": 0.263, "logits_scaling": 4.0},
+            ),
+            "granite4.0-1b": ("2048/4096/40/16/4", {"attention_multiplier": 1 / 128, "logits_scaling": 8.0}),
+            "granite4.0-micro": "2560/8192/40/40/8",
+        },
+    ),
+    **_table(
+        _GRANITE_41,
+        {
+            "granite4.1-3b": "2560/8192/40/40/8",
+            "granite4.1-8b": (
+                "4096/12800/40/32/8",
+                {"attention_multiplier": 1 / 128, "logits_scaling": 16.0},
+            ),
+            "granite4.2-30b": (
+                "4096/32768/64/32/8",
+                {
+                    "rope_theta": 5e7,
+                    "embedding_multiplier": 1.0,
+                    "residual_multiplier": 1.0,
+                    "attention_multiplier": 1 / 128,
+                    "logits_scaling": 1.0,
+                    "tie_word_embeddings": False,
+                },
+            ),
+            "granite-swash-2b": (
+                "2560/8192/24/20/4",
+                {
+                    "model_type": "granite_swa",
+                    "max_position_embeddings": 8192,
+                    "rope_theta": 1e4,
+                    "residual_multiplier": 0.28,
+                    "attention_multiplier": 1 / 128,
+                    "sliding_window": 128,
+                    "layer_types": ("full_attention", *("sliding_attention",) * 3) * 6,
+                },
+            ),
+        },
+    ),
+    **_table(_GEMMA, {"gemma-2b": "2048/16384/18/8/1", "gemma-7b": "3072/24576/28/16/16"}),
+    **_table(
+        _GEMMA_3,
+        {
+            "gemma3-270m": ("640/2048/18/4/1", _gemma3(layers=18, window=512)),
+            "gemma3-1b": ("1152/6912/26/4/1", _gemma3(layers=26, window=512)),
+        },
+    ),
+    **_table(
+        _GEMMA_3_LARGE,
+        {
+            "gemma3-4b": ("2560/10240/34/8/4", _gemma3(layers=34, window=1024)),
+            "gemma3-12b": ("3840/15360/48/16/8", _gemma3(layers=48, window=1024)),
+            "gemma3-27b": (
+                "5376/21504/62/32/16",
+                {**_gemma3(layers=62, window=1024), "head_dim": 128, "attention_multiplier": 168**-0.5},
+            ),
+        },
+    ),
+    **_table(
+        _OLMO_2,
+        {
+            "olmo2-1b": "2048/8192/16/16/16",
+            "olmo2-7b": "4096/11008/32/32/32",
+            "olmo2-13b": "5120/13824/40/40/40",
+            "olmo2-32b": "5120/27648/64/40/8",
+        },
+    ),
+    **_table(
+        _OLMO_3,
+        {
+            "olmo3-7b": ("4096/11008/32/32/32", {"layer_types": _windows(layers=32, every=4)}),
+            "olmo3-32b": ("5120/27648/64/40/8", {"layer_types": _windows(layers=64, every=4)}),
+        },
+    ),
+    **_table(
+        _EXAONE_4,
+        {
+            "exaone4.0-1.2b": ("2048/4096/30/32/8", {"max_position_embeddings": 65_536, **_TIED}),
+            "exaone4.0-32b": (
+                "5120/27392/64/40/8",
+                {
+                    "max_position_embeddings": 131_072,
+                    "sliding_window": 4096,
+                    "layer_types": _windows(layers=64, every=4),
+                    "layer_rope_theta": (1e6, 1e6, 1e6, 0.0) * 16,
+                },
+            ),
+        },
+    ),
+    **_table(
+        _GLM_4_0414,
+        {
+            "glm4-9b-0414": ("4096/13696/40/32/2", {"attention_bias": True}),
+            "glm4-32b-0414": "6144/23040/61/48/2",
+        },
+    ),
+    **_table(
+        _HUNYUAN,
+        {
+            "hunyuan-0.5b": "1024/3584/24/16/8",
+            "hunyuan-1.8b": "2048/6144/32/16/4",
+            "hunyuan-7b": ("4096/14336/32/32/8", {"vocab_size": 128_167, "max_position_embeddings": 32_768}),
         },
     ),
     **_table(
@@ -311,6 +486,26 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
                     "head_dim": 128,
                     "max_position_embeddings": 131_072,
                     "rope_theta": 1e9,
+                },
+            ),
+            "ministral-8b": (
+                "4096/12288/36/32/8",
+                {
+                    **_MISTRAL,
+                    "vocab_size": 131_072,
+                    "head_dim": 128,
+                    "rope_theta": 1e8,
+                    "sliding_window": 32_768,
+                },
+            ),
+            "afm-4.5b": (
+                "2560/18432/36/20/4",
+                {
+                    "model_type": "arcee",
+                    "vocab_size": 128_004,
+                    "max_position_embeddings": 65_536,
+                    "rms_norm_eps": 1e-5,
+                    "rope_scaling": _yarn(20.0, 4096),
                 },
             ),
             "smollm3-3b": (
@@ -397,10 +592,38 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 """Name -> fields of DecoderConfig; other fields have their defaults."""
 
 _COPY = "a copy of config.json in a public repository"
+_TUNED = "copies of config.json with models that were tuned from it"
 SOURCES: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("granite4.0-350m", "granite4.0-1b"),
+        "metadata of IBM's GGUF files; factors also in tests of a public repository; tied, by their size",
+    ),
     "granite4.0-micro": "sizes and factors in tests of a public repository, base and epsilon in those of "
     "Granite 4 Vision, which has the same text part",
     "granite4.1-3b": _COPY,
+    "granite4.1-8b": "tests of a public repository that copy config.json; context in metadata of a GGUF file",
+    "granite4.2-30b": "tests of a public repository that copy config.json",
+    "granite-swash-2b": "config.json in onnxruntime/mobius",
+    "gemma-2b": f"{_TUNED}, Lightning-AI/litgpt",
+    "gemma-7b": f"{_TUNED}, Lightning-AI/litgpt, transformers' GemmaConfig",
+    "gemma3-270m": "config.json in a test of decoderesearch/circuit-tracer",
+    "gemma3-1b": "config.json in NVIDIA/TensorRT-LLM and another public repository",
+    "gemma3-4b": f"{_COPY}; scaling in Lightning-AI/litgpt",
+    "gemma3-12b": f"{_COPY}, Lightning-AI/litgpt",
+    "gemma3-27b": "config.json in NVIDIA/TensorRT-LLM, and transformers' Gemma3TextConfig for what it leaves "
+    "out; Lightning-AI/litgpt",
+    "olmo2-1b": "facebookresearch/fairseq2",
+    **dict.fromkeys(("olmo2-7b", "olmo2-13b"), "facebookresearch/fairseq2, Lightning-AI/litgpt"),
+    "olmo2-32b": "allenai/OLMo-core; vocabulary and context in facebookresearch/fairseq2",
+    **dict.fromkeys(("olmo3-7b", "olmo3-32b"), "AI-Hypercomputer/maxtext, facebookresearch/fairseq2"),
+    "exaone4.0-1.2b": "copies of config.json with quantised models",
+    "exaone4.0-32b": "config.json in NVIDIA/TensorRT-LLM",
+    **dict.fromkeys(("glm4-9b-0414", "glm4-32b-0414"), _TUNED),
+    **dict.fromkeys(
+        ("hunyuan-0.5b", "hunyuan-1.8b"),
+        f"{_TUNED}; base, heads and tied also in notes of a public repository",
+    ),
+    "hunyuan-7b": "config.json of its folder",
     "phi3-mini-4k": f"transformers' Phi3Config, the window in {_COPY}",
     "phi3.5-mini": _COPY,
     "phi4": _COPY,
@@ -409,6 +632,8 @@ SOURCES: Mapping[str, str] = {
     "ministral3-8b": "transformers' Ministral3Config",
     "devstral-small2-24b": _COPY,
     "mistral-small3.1-24b": "transformers' Mistral3Config",
+    "ministral-8b": _COPY,
+    "afm-4.5b": "config.json in a public repository that runs it with NeuronX Distributed Inference",
     "smollm3-3b": "the values that AutoConfig reads, in tests of a public repository",
     "seed-oss-36b": _COPY,
     "glm4-9b-chat": "transformers' GlmConfig",

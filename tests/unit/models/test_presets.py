@@ -43,8 +43,33 @@ PUBLISHED = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
+    "granite4.0-350m": 352_379_904,
+    "granite4.0-1b": 1_631_750_144,
     "granite4.0-micro": 3_402_836_480,
     "granite4.1-3b": 3_402_836_480,
+    "granite4.1-8b": 8_380_551_168,
+    "granite4.2-30b": 29_276_770_304,
+    "granite-swash-2b": 2_144_463_840,
+    "gemma-2b": 2_506_172_416,
+    "gemma-7b": 8_537_680_896,
+    "gemma3-270m": 268_098_176,
+    "gemma3-1b": 999_885_952,
+    "gemma3-4b": 3_880_263_168,
+    "gemma3-12b": 11_766_034_176,
+    "gemma3-27b": 27_009_346_304,
+    "olmo2-1b": 1_484_916_736,
+    "olmo2-7b": 7_298_617_344,
+    "olmo2-13b": 13_716_198_400,
+    "olmo2-32b": 32_234_279_936,
+    "olmo3-7b": 7_298_011_136,
+    "olmo3-32b": 32_233_522_176,
+    "exaone4.0-1.2b": 1_279_391_488,
+    "exaone4.0-32b": 32_003_216_384,
+    "glm4-9b-0414": 9_400_279_040,
+    "glm4-32b-0414": 32_566_081_536,
+    "hunyuan-0.5b": 539_010_048,
+    "hunyuan-1.8b": 1_791_080_448,
+    "hunyuan-7b": 7_504_568_320,
     "phi3-mini-4k": 3_821_079_552,
     "phi3.5-mini": 3_821_079_552,
     "phi4": 14_659_507_200,
@@ -53,6 +78,8 @@ PUBLISHED = {
     "ministral3-8b": 8_489_553_920,
     "devstral-small2-24b": 23_572_403_200,
     "mistral-small3.1-24b": 23_572_403_200,
+    "ministral-8b": 8_019_808_256,
+    "afm-4.5b": 4_619_184_640,
     "smollm3-3b": 3_075_098_624,
     "seed-oss-36b": 36_151_104_512,
     "glm4-9b-chat": 9_399_951_360,
@@ -109,7 +136,7 @@ def test_what_a_preset_has_can_be_taken_away():
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("llama3.1-8B", "Did you mean 'llama3.1-8b'"), (7, "Known: cwm, devstral")]
+    ("name", "hint"), [("llama3.1-8B", "Did you mean 'llama3.1-8b'"), (7, "Known: afm-4.5b, cwm")]
 )
 def test_an_unknown_preset_names_the_nearest(name, hint):
     with pytest.raises(ConfigError, match=hint):

@@ -1,13 +1,54 @@
-"""Published `config.json` files open.
+"""Published `config.json` files open, and describe the same network as the preset of their name.
 
 Keys of special tokens, dtypes and versions are left out where a family does not have them to itself.
 """
 
 import pytest
 
+from penstock.core.config import build
 from penstock.core.errors import ModelError
+from penstock.models.decoder.config import DecoderConfig
 from penstock.models.family.config_json import config_of
+from penstock.models.presets import PRESETS
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+LLAMA_3_RULE = {
+    "factor": 16.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+GEMMA_3 = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attn_logit_softcapping": None,
+    "cache_implementation": "hybrid",
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "initializer_range": 0.02,
+    "model_type": "gemma3_text",
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000,
+    "rope_theta": 1000000,
+    "sliding_window_pattern": 6,
+}
+GLM_4 = {
+    "architectures": ["Glm4ForCausalLM"],
+    "attention_dropout": 0.0,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "model_type": "glm4",
+    "num_key_value_heads": 2,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 151552,
+}
 HUNYUAN = {
     "add_classification_head": False,
     "architectures": ["HunYuanDenseV1ForCausalLM"],
@@ -49,6 +90,25 @@ HUNYUAN = {
     "use_qk_norm": True,
     "use_rotary_pos_emb": True,
 }
+OLMO_3 = {
+    "architectures": ["Olmo3ForCausalLM"],
+    "attention_bias": False,
+    "max_position_embeddings": 65536,
+    "model_type": "olmo3",
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "attention_factor": 1.2079441541679836,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "yarn",
+    },
+    "rope_theta": 500000,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "vocab_size": 100278,
+}
 
 
 def sizes(text: str) -> dict[str, int]:
@@ -57,6 +117,144 @@ def sizes(text: str) -> dict[str, int]:
 
 
 PUBLISHED = {
+    "granite4.2-30b": {
+        "model_type": "granite",
+        **sizes("4096/32768/64/32/8"),
+        "vocab_size": 100352,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-05,
+        "rope_parameters": {"rope_theta": 50000000, "rope_type": "default"},
+        "rope_scaling": None,
+        "attention_multiplier": 0.0078125,
+        "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "tie_word_embeddings": False,
+    },
+    "granite-swash-2b": {
+        "model_type": "granite_swa",
+        **sizes("2560/8192/24/20/4"),
+        "vocab_size": 100352,
+        "hidden_act": "silu",
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-05,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": True,
+        "sliding_window": 128,
+        "layer_types": [FULL, *[SLIDING, SLIDING, SLIDING, FULL] * 5, SLIDING, SLIDING, SLIDING],
+        "embedding_multiplier": 12,
+        "residual_multiplier": 0.28,
+        "logits_scaling": 10,
+        "attention_multiplier": 0.0078125,
+        "rope_theta": 10000,
+    },
+    "gemma-2b": {
+        "attention_bias": False,
+        "head_dim": 256,
+        "hidden_act": "gelu",
+        "hidden_activation": None,
+        **sizes("2048/16384/18/8/1"),
+        "max_position_embeddings": 8192,
+        "model_type": "gemma",
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 10000.0,
+        "vocab_size": 256000,
+    },
+    "gemma3-270m": {
+        **GEMMA_3,
+        **sizes("640/2048/18/4/1"),
+        "_sliding_window_pattern": 6,
+        "layer_types": ([SLIDING] * 5 + [FULL]) * 3,
+        "max_position_embeddings": 32768,
+        "rope_scaling": None,
+        "sliding_window": 512,
+        "use_bidirectional_attention": False,
+        "vocab_size": 262144,
+    },
+    "gemma3-1b": {
+        **GEMMA_3,
+        **sizes("1152/6912/26/4/1"),
+        "max_position_embeddings": 32768,
+        "rope_scaling": None,
+        "sliding_window": 512,
+        "vocab_size": 262144,
+    },
+    "gemma3-12b": {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "mm_tokens_per_image": 256,
+        "text_config": {
+            **GEMMA_3,
+            **sizes("3840/15360/48/16/8"),
+            "max_position_embeddings": 131072,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+            "vocab_size": 262208,
+        },
+        "vision_config": {"model_type": "siglip_vision_model"},
+    },
+    "gemma3-27b": {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "text_config": {
+            **sizes("5376/21504/62/32/16"),
+            "head_dim": 128,
+            "model_type": "gemma3_text",
+            "query_pre_attn_scalar": 168,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        "vision_config": {"model_type": "siglip_vision_model"},
+    },
+    "olmo3-7b": {
+        **OLMO_3,
+        **sizes("4096/11008/32/32/32"),
+        "layer_types": [SLIDING, SLIDING, SLIDING, FULL] * 8,
+    },
+    "olmo3-32b": {
+        **OLMO_3,
+        **sizes("5120/27648/64/40/8"),
+        "layer_types": [SLIDING, SLIDING, SLIDING, FULL] * 16,
+    },
+    "exaone4.0-1.2b": {
+        "architectures": ["Exaone4ForCausalLM"],
+        "head_dim": 64,
+        **sizes("2048/4096/30/32/8"),
+        "layer_types": [FULL] * 30,
+        "max_position_embeddings": 65536,
+        "model_type": "exaone4",
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": LLAMA_3_RULE,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+        "sliding_window_pattern": None,
+        "tie_word_embeddings": True,
+        "vocab_size": 102400,
+    },
+    "exaone4.0-32b": {
+        "architectures": ["Exaone4ForCausalLM"],
+        "head_dim": 128,
+        **sizes("5120/27392/64/40/8"),
+        "max_position_embeddings": 131072,
+        "model_type": "exaone4",
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": LLAMA_3_RULE,
+        "rope_theta": 1000000,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+        "tie_word_embeddings": False,
+        "vocab_size": 102400,
+        "attn_implementation": "flash_attention_2",
+    },
+    "glm4-9b-0414": {
+        **GLM_4,
+        "attention_bias": True,
+        **sizes("4096/13696/40/32/2"),
+        "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "default"},
+    },
+    "glm4-32b-0414": {**GLM_4, "attention_bias": False, **sizes("6144/23040/61/48/2")},
     "hunyuan-0.5b": {
         **HUNYUAN,
         **sizes("1024/3584/24/16/8"),
@@ -79,13 +277,56 @@ PUBLISHED = {
         "org_vocab_size": 128167,
         "vocab_size": 128167,
     },
+    "ministral-8b": {
+        "architectures": ["MistralForCausalLM"],
+        "head_dim": 128,
+        "hidden_act": "silu",
+        **sizes("4096/12288/36/32/8"),
+        "max_position_embeddings": 32768,
+        "model_type": "mistral",
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 100000000.0,
+        "sliding_window": 32768,
+        "tie_word_embeddings": False,
+        "vocab_size": 131072,
+    },
+    "afm-4.5b": {
+        "model_type": "arcee",
+        **sizes("2560/18432/36/20/4"),
+        "vocab_size": 128004,
+        "max_position_embeddings": 65536,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "rope_scaling": {"rope_type": "yarn", "factor": 20.0, "original_max_position_embeddings": 4096},
+        "hidden_act": "relu2",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+    },
 }
 
 
+def network(config: DecoderConfig) -> dict[str, object]:
+    """Return all that a network follows from, whichever fields say it."""
+    return {
+        "shapes": config.parameter_shapes,
+        "attentions": config.attentions,
+        "scale": config.attention_scale,
+        "embedding": config.embedding_factor,
+        "residual": config.residual_multiplier,
+        "logits": config.logits_scaling,
+        "caps": (config.attn_logit_softcapping, config.final_logit_softcapping),
+        "eps": config.rms_norm_eps,
+        "context": config.max_position_embeddings,
+    }
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_config_json_opens(name):
-    config = config_of(PUBLISHED[name])
-    assert (config.size_of_head, config.rope_scaling.alpha) == (128, 1000.0)
+def test_a_published_config_json_is_its_preset(name):
+    preset, published = build(DecoderConfig, PRESETS[name]), config_of(PUBLISHED[name])
+    assert published.model_type == preset.model_type
+    assert network(published) == network(preset)
 
 
 @pytest.mark.parametrize(
