@@ -5,13 +5,13 @@ QUERIES = 128
 
 
 def chunk_bytes(*, heads: int, keys: int) -> int:
-    """Return the peak bytes of a chunk's scores in the backward pass: five float32 numbers of each.
+    """Return the peak bytes of a chunk's scores in the backward pass: three float32 numbers of each.
 
     Args:
         heads: query heads of a rank.
         keys: keys of a query, at most.
 
     >>> chunk_bytes(heads=8, keys=8192) // 2**20
-    160
+    96
     """
-    return 5 * 4 * QUERIES * heads * keys
+    return 3 * 4 * QUERIES * heads * keys

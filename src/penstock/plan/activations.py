@@ -168,7 +168,7 @@ def working_bytes(
     whole = tokens * (feed_forward if kind.attention is None else max(feed_forward, attention))
     if kind.attention is None or model.attn_logit_softcapping is None:
         return whole
-    copies = 2 if c == _FLOAT32 else 4
+    copies = 2 if c == _FLOAT32 else 5
     capped = chunk_bytes(heads=model.num_attention_heads // tensor // context, keys=row)
     capped += tokens * (c * (2 * q + 4 * k) + copies * _FLOAT32 * k - kept * c * f) // tensor
     return max(whole, capped)

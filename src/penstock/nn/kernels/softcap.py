@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 
 from penstock.nn.kernels.layout import AttentionLayout
 from penstock.nn.score_chunks import QUERIES
-from penstock.nn.softcap import capped, capped_slope
+from penstock.nn.softcap import capped
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +116,13 @@ def _attend(
     into, q, k, v = (_grouped(t, groups) for t in (out, q, k, v))
     for chunk in _chunks(ends, window, q.device):
         here, there = chunk.queries, chunk.keys
-        keys, values = k[:, :, there].to(exact), v[:, :, there].to(exact)
-        scores = capped(q[:, :, here].to(exact) @ keys.mT * scale, cap)
-        scores.masked_fill_(~chunk.sees, -torch.inf)
-        sums[:, :, here] = scores.logsumexp(-1)
-        into[:, :, here] = (scores.softmax(-1) @ values).to(out.dtype)
+        queries, keys, values = (_rows(t, part, exact) for t, part in ((q, here), (k, there), (v, there)))
+        scores = (queries.mul(scale / cap) @ keys.mT).tanh_().mul_(cap)
+        of_heads = scores.view(groups, -1, *chunk.sees.shape).masked_fill_(~chunk.sees, -torch.inf)
+        most = of_heads.amax(-1, keepdim=True)
+        total = of_heads.sub_(most).exp_().sum(-1, keepdim=True)
+        sums[:, :, here] = total.log().add_(most).squeeze(-1)
+        into[:, :, here] = (scores @ values).view(*into[:, :, here].shape).div_(total).to(out.dtype)
     return out, sums
 
 
@@ -136,17 +138,20 @@ def _attend_backward(
     upstream, q, k, v, out, dq, dk, dv = (_grouped(t, groups) for t in (upstream, q, k, v, out, *found))
     for chunk in _chunks(ends, window, q.device):
         here, there = chunk.queries, chunk.keys
-        queries, keys, values, up = (
-            t[:, :, part].to(exact) for t, part in ((q, here), (k, there), (v, there), (upstream, here))
+        queries, keys, values, up, product = (
+            _rows(t, part, exact)
+            for t, part in ((q, here), (k, there), (v, there), (upstream, here), (out, here))
         )
-        scores = capped(queries @ keys.mT * scale, cap)
-        weights = (scores - sums[:, :, here, None]).exp_().masked_fill_(~chunk.sees, 0.0)
-        dv[:, :, there] += (weights.mT @ up).sum(1, keepdim=True)
-        slope = up @ values.mT
-        slope -= (up * out[:, :, here]).sum(-1, keepdim=True)
-        slope *= weights.mul_(capped_slope(scores, cap)).mul_(scale)
-        dq[:, :, here] = (slope @ keys).to(dq.dtype)
-        dk[:, :, there] += (slope.mT @ queries).sum(1, keepdim=True)
+        queries = queries.mul(scale / cap)
+        tanh = (queries @ keys.mT).tanh_()
+        weights = tanh * cap
+        of_heads = weights.view(groups, -1, *chunk.sees.shape)
+        of_heads.sub_(sums[:, :, here, None]).exp_().masked_fill_(~chunk.sees, 0.0)
+        dv[:, 0, there] += weights.mT @ up
+        slope = (up @ values.mT).sub_((up * product).sum(-1, keepdim=True))
+        slope.mul_(weights.addcmul_(weights, tanh.square_(), value=-1))  # by 1 - tanh^2
+        dq[:, :, here] = (slope @ keys).mul_(scale).view(*dq[:, :, here].shape).to(dq.dtype)
+        dk[:, 0, there] += (slope.mT @ queries).mul_(cap)
     return found[0], found[1].to(k.dtype), found[2].to(v.dtype)
 
 
@@ -167,6 +172,11 @@ def _room(_upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tup
 def _grouped(x: Tensor, groups: int) -> Tensor:
     """[tokens, heads, dim] -> [groups, heads of a group, tokens, dim], a view."""
     return x.view(len(x), groups, -1, x.shape[-1]).permute(1, 2, 0, 3)
+
+
+def _rows(x: Tensor, part: slice, dtype: torch.dtype) -> Tensor:
+    """[groups, heads of a group, tokens, dim] -> [groups, heads x tokens of the part, dim], a copy."""
+    return x[:, :, part].to(dtype).flatten(1, 2)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # Any: torch's
