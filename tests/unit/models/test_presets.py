@@ -1,5 +1,7 @@
 """Presets: each builds without memory and has the published number of parameters."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.counted_flops import counted_flops
@@ -103,16 +105,30 @@ def test_a_preset_builds_on_the_meta_device_with_the_published_number_of_paramet
         model = FAMILIES[config.model_type](config)
     assert sum(parameter.numel() for parameter in model.parameters()) == PUBLISHED[name]
     assert config.num_parameters == PUBLISHED[name]
-    vectors = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() == 1)
-    forward = counted_flops(model, 5000) + 5000 * 2 * vectors  # vectors count as matrices do
-    assert 5000 * config.flops_per_token(5000) == 3 * forward
+    width = model.layers[0].attention.key.weight.shape[0]
     groups = cache_groups(config.windows, context=5000)
     seen = [min(group.window or 5000, 5000) * len(group.layers) for group in groups]
-    width = model.layers[0].attention.key.weight.shape[0]
     held = [device_bytes(DecodeJob(model=config, context_tokens=5000, batch=batch)) for batch in (1, 2)]
     assert held[1] - held[0] == sum(seen) * 2 * 2 * width  # keys and values of 2 bytes
     blocks = blocks_of(5000, [group.window for group in groups], block_size=16, share_tokens=1)
     assert sum(seen) <= blocks * 16 * rows_of(groups) <= 1.25 * sum(seen)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_flops_of_a_preset_are_those_of_its_layers_on_the_meta_device(name):
+    config = first_layers(build(DecoderConfig, PRESETS[name]), 8)  # of each kind at least one
+    with torch.device("meta"):
+        model = FAMILIES[config.model_type](config)
+    vectors = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() == 1)
+    forward = counted_flops(model, 5000) + 5000 * 2 * vectors  # vectors count as matrices do
+    assert 5000 * config.flops_per_token(5000) == 3 * forward
+
+
+def first_layers(config, most):
+    count = min(most, config.num_hidden_layers)
+    by_layer = {name: getattr(config, name) for name in ("layer_types", "layer_rope_theta")}
+    cut = {name: values[:count] for name, values in by_layer.items() if values is not None}
+    return replace(config, num_hidden_layers=count, **cut)
 
 
 def test_a_preset_of_another_family_than_the_first_says_where_it_was_read():
