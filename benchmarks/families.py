@@ -28,13 +28,14 @@ from results_file import file_result
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the shapes of the tests
 
-from tests.families import small_families
+from tests.tiny_models import of_every_family
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.model_runner.batch import StepBatch
 from penstock.engine.workers.model_shard import part_of
 from penstock.models.decoder.model import Decoder
 from penstock.models.decoder.tensor_slices import ALONE
+from penstock.models.family.config_json import config_of
 from penstock.parallel.apply import compile_blocks
 from penstock.parallel.config import CompileConfig
 
@@ -44,6 +45,7 @@ SIZES = {
     "intermediate_size": 8192,
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
+    "max_position_embeddings": 4096,
 }
 CONTEXT, BLOCK_SIZE, WINDOW = 512, 16, 256
 REQUESTS = (1, 16)
@@ -54,15 +56,16 @@ BOUNDS = {"decode": 1.05, "train": 1.03}
 
 def configs(layers):
     """Return name -> config of each family, all of one shape; `llama again` is the measure of noise."""
-    found = small_families(**SIZES, num_hidden_layers=layers)
+    stored = of_every_family(**SIZES, num_hidden_layers=layers)
+    stored["plain llama"] = stored.pop("llama-tied")
+    found = {name: of_one_shape(config_of(config.to_dict())) for name, config in stored.items()}
+    return {**found, "llama again": found["plain llama"]}
+
+
+def of_one_shape(config):
+    """Return a config with heads of one size, one window and an output matrix of its own."""
     shape = {"head_dim": SIZES["hidden_size"] // SIZES["num_attention_heads"], "tie_word_embeddings": False}
-    found = {
-        name: replace(config, **shape, **({"sliding_window": WINDOW} if config.sliding_window else {}))
-        for name, config in found.items()
-    }
-    kinds = tuple("sliding_attention" if layer % 2 else "full_attention" for layer in range(layers))
-    in_turn = replace(found["mistral"], model_type="ministral", layer_types=kinds)
-    return {**found, "windows in turn": in_turn, "llama again": found["llama"]}
+    return replace(config, **shape, **({"sliding_window": WINDOW} if config.sliding_window else {}))
 
 
 def network(config, dtype):
@@ -209,7 +212,7 @@ def main():
     if args.hidden:
         SIZES.update(hidden_size=args.hidden, intermediate_size=4 * args.hidden, vocab_size=512)
     every = configs(args.layers)
-    llama = every.pop("llama")
+    llama = every.pop("plain llama")
     chosen = {name: config for name, config in every.items() if not args.only or name in args.only}
     rows = []
     of_llama = decoder_of(llama)
