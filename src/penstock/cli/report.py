@@ -41,7 +41,7 @@ from penstock.obs.metric_names import METRICS_FILE, RANK_METRICS, RANKS_FILE, RE
 from penstock.obs.report import MAX_RUNS, ReportedRun, ranks_of, render
 from penstock.obs.run_data.columns import RunColumns, RunData
 from penstock.obs.run_data.discover import FoundRun, files_of
-from penstock.obs.run_data.export import TableFormat, exported
+from penstock.obs.run_data.export import TableFormat, write_steps
 from penstock.obs.run_data.hangs import RecentHangs
 from penstock.obs.run_data.rank_columns import RankColumns
 from penstock.obs.run_data.run_files import RunFiles
@@ -221,12 +221,10 @@ def _rows(folder: Path, step: int, data: RunData) -> dict[str, Any]:  # Any: JSO
 def _write_table(out: Path, files: list[RunFiles], *, metrics: list[str], form: TableFormat) -> None:
     """Write all steps of some runs."""
     runs = {name: _data(run) for name, run in zip(_names(files), files, strict=True)}
-    pieces = exported(runs, metrics, form=form)
     out.parent.mkdir(parents=True, exist_ok=True)
     draft = out.with_name(f".{out.name}.tmp")
     try:
-        with draft.open("wb") as file:
-            file.writelines(pieces)
+        write_steps(draft, runs, metrics, form=form)
         draft.replace(out)
     finally:
         draft.unlink(missing_ok=True)
