@@ -182,12 +182,3 @@ def test_prepare_restart_deletes_what_was_appended(
     added(corpus, news)
     run(inputs, corpus, tokenizer, restart=True)
     assert content(corpus) == before
-
-
-def test_a_corpus_that_an_earlier_version_may_have_cut_is_not_appended_to(corpus: Path, news: Path) -> None:
-    old = replace(load_manifest(corpus), whole_texts=False)
-    save_manifest(corpus, old)
-    assert added(corpus, news).corpus.whole_texts, "none of its documents is long enough"
-    save_manifest(corpus, replace(old, text_bytes=2**18 + 1))
-    with pytest.raises(CorpusError, match=r"cut documents of more than 262,144 .* mix the two"):
-        added(corpus, news)

@@ -12,13 +12,9 @@ from rich.text import Text
 
 from penstock.cli.data.prepare import learned_lines, learned_of
 from penstock.core.units import mib, parse_count, plural
-from penstock.data.corpus.manifest import CUT_CHARS, Manifest
+from penstock.data.corpus.manifest import Manifest
 from penstock.data.tools.describe import Description, TextSample, describe
 
-CUT_WARNING = (
-    f"an earlier Penstock cut documents of more than {CUT_CHARS:,} characters; their token ids may differ "
-    "from those of whole texts. Runs resume on it unchanged; prepare it again for new ones."
-)
 _BAR_WIDTH = 40
 _WHOLE_TOKENS = 4096  # of a document that --rows prints
 
@@ -106,7 +102,6 @@ def as_json(found: Description) -> dict[str, Any]:  # Any: what JSON can write
         "eos_id": manifest.eos_id,
         "tokenizer": manifest.tokenizer,
         "rejected": manifest.rejected,
-        "may_differ_at_cuts": manifest.may_differ_at_cuts,
         "fingerprint": manifest.fingerprint,
         **learned_of(manifest),
         "unigram_entropy": found.unigram_entropy,
@@ -143,8 +138,6 @@ def as_text(found: Description) -> Iterator[str]:
     yield from learned_lines(manifest)
     yield f"  fingerprint  {manifest.fingerprint}"
     yield f"  entropy      {found.unigram_entropy:.3f} nats per token, of token frequencies alone"
-    if manifest.may_differ_at_cuts:
-        yield f"  warning      {CUT_WARNING}"
     yield ""
     yield (
         f"tokens per document: min {lengths.min:,}, median {lengths.median:,}, "

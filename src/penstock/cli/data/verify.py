@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from penstock.cli.data.describe import CUT_WARNING, parts_of
+from penstock.cli.data.describe import parts_of
 from penstock.cli.progress import Display
 from penstock.core.errors import UsageError
 from penstock.core.units import mib, plural
@@ -54,7 +54,6 @@ def run(arguments: argparse.Namespace) -> int:
         rows = [{"file": fault.file, "problem": fault.problem} for fault in faults]
         sound = {"corpus": arguments.corpus, "sound": not faults, "shards": len(manifest.shards)}
         sound |= {"parts": len(manifest.part_ends), "growing": manifest.streamed_parts == 0}
-        sound |= {"may_differ_at_cuts": manifest.may_differ_at_cuts}
         print(json.dumps({**sound, "tokens": manifest.num_tokens, "faults": rows}))
     elif faults:
         for fault in faults:
@@ -65,8 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
         shards = f"shards: {len(manifest.shards):,}{parts_of(manifest)}"
         counts = f"{manifest.num_tokens:,} tokens, {mib(size)}, {shards}"
         print(f"{arguments.corpus} is sound: {counts}.")
-        if manifest.may_differ_at_cuts:
-            print(f"Warning: {CUT_WARNING}")
     if arguments.block_checksums and not faults:
         write_block_checksums(folder, [shard.name for shard in manifest.shards])
     return 1 if faults else 0

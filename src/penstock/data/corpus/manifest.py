@@ -18,8 +18,6 @@ from penstock.core.files import MANIFEST_FILE, TOKENIZER_FILE, write_json
 from penstock.storage.base import LocalStorage, Storage
 
 VERSION = 1
-CUT_CHARS = 2**18
-"""Characters after which earlier versions cut a document."""
 
 
 def tokenizer_at(path: Path | str) -> Path:
@@ -143,8 +141,6 @@ class Manifest:
     """Columns of every shard."""
     chat: ChatOrigin | None = None
     """Settings of the conversations; None: the corpus is of plain text."""
-    whole_texts: bool = False
-    """True if each document has the ids of its whole text; see `may_differ_at_cuts`."""
     shards: tuple[ShardEntry, ...]
     """In token order."""
     parts: tuple[int, ...] = ()
@@ -152,16 +148,6 @@ class Manifest:
     appended."""
     streamed_parts: int | None = None
     """Parts when the streamed preparation ended, 0 until then; None: the corpus was not streamed."""
-
-    @property
-    def may_differ_at_cuts(self) -> bool:
-        """True if an earlier Penstock may have cut documents where their ids change.
-
-        It encoded each 262,144 characters of a document as a text of its own, so a tokenizer that adds or
-        strips something at the beginning of a text did so at every cut.
-        """
-        is_text = self.tokenizer is not None and self.chat is None and not self.columns
-        return is_text and not self.whole_texts and self.text_bytes > CUT_CHARS
 
     @property
     def part_ends(self) -> tuple[int, ...]:
@@ -233,7 +219,9 @@ def read_manifest(storage: Storage) -> Manifest:
     """
     blob = storage.open(MANIFEST_FILE)
     try:
-        manifest = config.build(Manifest, config.load_json(blob.path()))
+        raw = config.load_json(blob.path())
+        raw.pop("whole_texts", None)  # which every manifest of November 2026 has
+        manifest = config.build(Manifest, raw)
     except PenstockError as error:
         raise CorpusError(damaged(blob.name, error), fix="Restore it or prepare the corpus again.") from None
     if manifest.version != VERSION:
@@ -275,8 +263,6 @@ def save_manifest(folder: Path, manifest: Manifest) -> None:
     values = config.dump(manifest)
     if manifest.chat is None:
         del values["chat"]
-    if not manifest.whole_texts:
-        del values["whole_texts"]
     if not manifest.columns:  # as earlier versions read it
         del values["columns"]
         for shard in values["shards"]:

@@ -27,7 +27,6 @@ from penstock.core.files import (
     write_atomic,
 )
 from penstock.data.corpus.manifest import (
-    CUT_CHARS,
     ChatOrigin,
     Manifest,
     ShardEntry,
@@ -127,8 +126,7 @@ def check_can_grow(corpus: Path, manifest: Manifest) -> None:
     """Refuse a corpus that cannot be appended to.
 
     Raises:
-        CorpusError: it is still being prepared, was made by another tool, or by an earlier version that cut
-            long documents.
+        CorpusError: it is still being prepared, or was made by another tool.
     """
     if manifest.streamed_parts == 0:
         raise CorpusError(
@@ -138,12 +136,6 @@ def check_can_grow(corpus: Path, manifest: Manifest) -> None:
         raise CorpusError(
             f"Corpus {corpus} has format {manifest.format}; only Penstock's own can be appended to",
             fix="Convert it with `penstock data convert`, or prepare the inputs as a corpus of their own.",
-        )
-    if manifest.may_differ_at_cuts:
-        raise CorpusError(
-            f"Corpus {corpus} was prepared by an earlier Penstock, which cut documents of more than "
-            f"{CUT_CHARS:,} characters; their token ids may differ from those of whole texts",
-            fix="Prepare the inputs as a corpus of their own and mix the two, or prepare this corpus again.",
         )
 
 
@@ -217,7 +209,6 @@ def _with_part(old: Manifest, added: Manifest) -> Manifest:
         text_bytes=old.text_bytes + added.text_bytes if old.text_bytes else 0,
         rejected=old.rejected + added.rejected,
         chat=_with_counts(old.chat, added.chat),
-        whole_texts=added.whole_texts,
         shards=(*old.shards, *shards),
         parts=(*old.part_ends, first + len(shards)),
     )

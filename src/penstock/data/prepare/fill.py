@@ -66,7 +66,7 @@ def fill_shards(
         OSError: the disk is full; the folder can be continued later.
     """
     entries = read_journal(out)
-    last = entries[-1] if entries else JournalEntry(tokenizer=tokenizer.fingerprint, whole_texts=True)
+    last = entries[-1] if entries else JournalEntry(tokenizer=tokenizer.fingerprint)
     if last.tokenizer != tokenizer.fingerprint:
         fix = "Use --restart to prepare the folder again, or another --out."
         raise CorpusError(f"tokenizer.json in {out} is not the one its shards were made with", fix=fix)

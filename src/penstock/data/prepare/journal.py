@@ -49,8 +49,6 @@ class JournalEntry:
     """Counts of conversations so far (see chat_tokens.py)."""
     rejected_bytes: int = 0
     """Length of rejected.jsonl at this point; the rest is cut off."""
-    whole_texts: bool = False
-    """True if each document so far has the ids of its whole text; False in journals of earlier versions."""
     done: bool = False
     """True once every input has been read to its end."""
 
@@ -98,7 +96,6 @@ class Journal:
         self._tokenizer, self._text_bytes = last.tokenizer, last.text_bytes
         self._counts, self._rejected_bytes = dict(last.rejected), last.rejected_bytes
         self._chat_counts = Counter(last.counts)
-        self._whole_texts = last.whole_texts
 
     @property
     def num_rejected(self) -> int:
@@ -129,7 +126,6 @@ class Journal:
             rejected=dict(self._counts),
             counts=dict(self._chat_counts),
             rejected_bytes=self._rejected_bytes,
-            whole_texts=self._whole_texts,
             done=done,
         )
         self._journal.write((json.dumps(config.dump(entry)) + "\n").encode())

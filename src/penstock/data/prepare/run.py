@@ -194,7 +194,6 @@ def _commit(
         rejected=sum(last.rejected.values()),
         columns=columns_of_kind(chat.rules.kind) if chat else (),
         chat=chat.origin(last.counts) if chat else None,
-        whole_texts=last.whole_texts,
         shards=shards,
         parts=parts,
         streamed_parts=(len(parts) if last.done else 0) if growth else None,

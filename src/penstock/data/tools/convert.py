@@ -115,7 +115,6 @@ def _fill(
         text_bytes=was.text_bytes,
         rejected=was.rejected,
         columns=tuple(column.entry for column in corpus.columns.values()),
-        whole_texts=was.whole_texts,
         shards=tuple(entries),
     )
     save_manifest(folder, manifest)
