@@ -288,16 +288,6 @@ def test_ports_that_are_taken_are_wrong_usage(folder, capsys):
         (["--port", "99999"], 2, "a port is from 0 to 65,535"),
         (["--cors", "chat.example.com"], 2, "--cors is no origin of web pages (got 'chat.example.com')"),
         (["--cors", "https://chat.example.com/page"], 2, "such as https://chat.example.com"),
-        (
-            ["--drain-s", "-1"],
-            2,
-            "--drain-s must be 0 or more, and at most 315,360,000 s (ten years) (got -1",
-        ),
-        (
-            ["--deadline-s", "nan"],
-            2,
-            "--deadline-s must be 0 or more, and at most 315,360,000 s (ten years) (got nan). 0 means none",
-        ),
     ],
 )
 def test_wrong_words_are_one_paragraph_before_a_model_is_loaded(words, code, message, capsys, monkeypatch):

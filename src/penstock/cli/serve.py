@@ -16,7 +16,7 @@ import argparse
 import json
 import os
 import socket
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,13 +25,13 @@ from urllib.parse import urlsplit
 from penstock.cli.options import MODEL_FIELDS, add_fields, add_ignore_key, fields_of
 from penstock.cli.streams import complain
 from penstock.core import clock, env
-from penstock.core.checks import check_seconds
 from penstock.core.errors import UsageError
 from penstock.core.listen import is_loopback, open_socket
 from penstock.core.log import set_up
 from penstock.core.units import mib
 from penstock.engine.config import EngineConfig
 from penstock.serve.limits import ServerLimits
+from penstock.serve.options import ServerOptions
 
 if TYPE_CHECKING:
     from penstock.engine.llm import LLM
@@ -45,7 +45,7 @@ _PACKAGES = ("fastapi", "uvicorn", "httptools", "prometheus_client")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("path", type=Path, metavar="PATH", help="run, checkpoint or Hugging Face folder")
-    parser.add_argument("--name", metavar="TEXT", help="name of the model in requests; default: PATH's name")
+    add_fields(parser, ServerOptions, "name")
     parser.add_argument("--json", action="store_true", help="print one JSON line when ready; no other output")
     parser.add_argument(
         "--dry-run",
@@ -63,34 +63,37 @@ def run(arguments: argparse.Namespace) -> int:
             f"Serving needs packages that are not installed: {', '.join(missing)}",
             fix="Install them with `pip install 'penstock[serve]'`.",
         )
-    rules, config, limits = rules_of(arguments), engine_config_of(arguments), limits_of(arguments)
+    options = ServerOptions(**fields_of(arguments, ServerOptions))
+    options = replace(options, name=options.name or arguments.path.resolve().name)
+    rules, config = rules_of(options), engine_config_of(arguments, name=options.name)
+    limits = ServerLimits(deadline_s=options.deadline_s or None, **fields_of(arguments, ServerLimits))
     set_up(verbose=arguments.verbose)
     if arguments.dry_run:
-        return _dry_run(arguments, config)
+        return _dry_run(arguments, config, name=options.name)
     env.raise_descriptor_limit()
     from penstock.engine.llm import LLM  # torch, which a help text does without
     from penstock.engine.model_runner.open import open_config
     from penstock.serve.app import build_service
     from penstock.serve.state import API_SAMPLING
 
-    with open_socket(arguments.host, arguments.port) as sock, LLM(arguments.path, config) as llm:
+    with open_socket(options.host, options.port) as sock, LLM(arguments.path, config) as llm:
         service = build_service(
             llm,
-            name=name_of(arguments),
+            name=options.name,
             adapters=config.adapters,
             limits=limits,
             created=int(clock.unix_seconds()),
-            sampling=API_SAMPLING if arguments.api_sampling else llm.default_sampling,
-            splits_reasoning=arguments.split_reasoning,
+            sampling=API_SAMPLING if options.api_sampling else llm.default_sampling,
+            splits_reasoning=options.split_reasoning,
             ignored_keys=open_config(
                 arguments.path, step=config.checkpoint, ignored_keys=config.ignored_keys
             ).ignored_keys,
         )
-        started = _started(llm, service, config, host=arguments.host, port=sock.getsockname()[1])
-        return _serve(service, rules, started, arguments=arguments, sock=sock)
+        started = _started(llm, service, config, host=options.host, port=sock.getsockname()[1])
+        return _serve(service, rules, started, options, sock, as_json=arguments.json)
 
 
-def _dry_run(arguments: argparse.Namespace, config: EngineConfig) -> int:
+def _dry_run(arguments: argparse.Namespace, config: EngineConfig, *, name: str) -> int:
     """Print what the engine would be."""
     from penstock.engine.model_runner.open import open_config  # torch, which a help text does without
     from penstock.engine.workers.dry_run import planned_engine
@@ -98,9 +101,9 @@ def _dry_run(arguments: argparse.Namespace, config: EngineConfig) -> int:
     model = open_config(arguments.path, ignored_keys=config.ignored_keys)
     planned = planned_engine(model, config)
     if arguments.json:
-        print(json.dumps({"model": name_of(arguments), **planned.as_json()}))
+        print(json.dumps({"model": name, **planned.as_json()}))
     else:
-        print(f"{'model':<16}{name_of(arguments)}")
+        print(f"{'model':<16}{name}")
         print("\n".join(planned.as_lines()))
     return 0
 
@@ -109,9 +112,10 @@ def _serve(
     service: "AppState",
     rules: "AccessPolicy",
     started: dict[str, Any],
-    *,
-    arguments: argparse.Namespace,
+    options: ServerOptions,
     sock: socket.socket,
+    *,
+    as_json: bool,
 ) -> int:
     from penstock.serve.app import build_app
     from penstock.serve.server import run as run_server
@@ -121,9 +125,9 @@ def _serve(
             build_app(service, rules),
             service,
             sock=sock,
-            drain_s=arguments.drain_s,
-            idle_s=arguments.idle_s or None,
-            on_started=lambda: _say_started(started, as_json=arguments.json),
+            drain_s=options.drain_s,
+            idle_s=options.idle_s or None,
+            on_started=lambda: _say_started(started, as_json=as_json),
         )
     finally:
         service.close()
@@ -191,13 +195,34 @@ def _say_started(started: dict[str, Any], *, as_json: bool) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare them, by what they are about."""
-    _add_door_arguments(parser.add_argument_group("access"))
-    _add_engine_arguments(parser.add_argument_group("engine"))
-    _add_chat_arguments(parser.add_argument_group("requests"))
-    _add_limit_arguments(parser.add_argument_group("limits"))
+    add_fields(
+        parser.add_argument_group("access"), ServerOptions, "host", "port", "api_keys", "insecure", "cors"
+    )
+    engine = parser.add_argument_group("engine")
+    add_fields(engine, EngineConfig, "checkpoint", *MODEL_FIELDS, "compile", "tensor_parallel")
+    add_ignore_key(engine)
+    engine.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="a LoRA adapter, which requests name as their model; may be repeated",
+    )
+    add_fields(
+        engine,
+        EngineConfig,
+        *("max_sequences", "tokens_per_step", "target_itl_ms", "cache_gib", "prefix_caching"),
+        "batch_invariant",
+    )
+    requests = parser.add_argument_group("requests")
+    add_fields(requests, ServerOptions, "api_sampling", "split_reasoning")
+    add_fields(requests, EngineConfig, "trust_contents")
+    limits = parser.add_argument_group("limits")
+    add_fields(limits, ServerLimits, "max_open", "max_output_tokens", "max_body_bytes")
+    add_fields(limits, ServerOptions, deadline_s="--deadline-s", drain_s="--drain-s", idle_s="--idle-s")
 
 
-def rules_of(arguments: argparse.Namespace) -> "AccessPolicy":
+def rules_of(options: ServerOptions) -> "AccessPolicy":
     """Return who may send requests.
 
     Raises:
@@ -206,16 +231,16 @@ def rules_of(arguments: argparse.Namespace) -> "AccessPolicy":
     from penstock.core.api_keys import read_keys, single_key
     from penstock.serve.middleware import AccessPolicy
 
-    keys = None if arguments.api_keys is None else read_keys(arguments.api_keys)
+    keys = None if options.api_keys is None else read_keys(options.api_keys)
     if keys is None and (key := env.api_key()) is not None:
         keys = single_key(key)
-    if keys is None and not is_loopback(arguments.host) and not arguments.insecure:
+    if keys is None and not is_loopback(options.host) and not options.insecure:
         raise UsageError(
-            f"--host {arguments.host} opens the server to other machines, and there is no API key",
+            f"--host {options.host} opens the server to other machines, and there is no API key",
             fix="Give --api-keys FILE or set PENSTOCK_API_KEY; or --insecure, if a proxy in front of the "
             "server controls access.",
         )
-    return AccessPolicy(keys=keys, origins=frozenset(map(_origin, arguments.cors)), host=arguments.host)
+    return AccessPolicy(keys=keys, origins=frozenset(map(_origin, options.cors)), host=options.host)
 
 
 def _origin(given: str) -> str:
@@ -227,120 +252,20 @@ def _origin(given: str) -> str:
     return origin
 
 
-def name_of(arguments: argparse.Namespace) -> str:
-    """Return what requests call the model."""
-    name: str = arguments.name or arguments.path.resolve().name
-    return name
+def engine_config_of(arguments: argparse.Namespace, *, name: str) -> EngineConfig:
+    """Return how the engine is built.
 
-
-def engine_config_of(arguments: argparse.Namespace) -> EngineConfig:
-    """Return how the engine is built."""
+    Args:
+        name: name of the model, which no adapter may have.
+    """
     adapters: dict[str, Path] = {}
     for given in arguments.adapter:
-        name, mark, folder = given.partition("=")
-        if not name or not mark or name in (name_of(arguments), *adapters):
+        adapter, mark, folder = given.partition("=")
+        if not adapter or not mark or adapter in (name, *adapters):
             raise UsageError(
                 "--adapter is NAME=FOLDER, with a name that neither the model has nor another adapter",
                 got=given,
                 fix="Requests choose by it. --name calls the model something else.",
             )
-        adapters[name] = Path(folder)
+        adapters[adapter] = Path(folder)
     return EngineConfig(adapters=adapters, **fields_of(arguments, EngineConfig))
-
-
-def limits_of(arguments: argparse.Namespace) -> ServerLimits:
-    """Return what requests may take."""
-    for name, what in (("drain_s", "at once"), ("deadline_s", "none"), ("idle_s", "it stays")):
-        check_seconds(f"--{name.replace('_', '-')}", getattr(arguments, name), zero=what)
-    return ServerLimits(deadline_s=arguments.deadline_s or None, **fields_of(arguments, ServerLimits))
-
-
-def _add_door_arguments(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--host", default="127.0.0.1", help="address to listen at; default: %(default)s")
-    group.add_argument(
-        "--port",
-        type=int,
-        default=8000,
-        metavar="N",
-        help="port to listen at; 0: a free one; default: %(default)s",
-    )
-    group.add_argument(
-        "--api-keys",
-        type=Path,
-        metavar="FILE",
-        help="one `name key` a line, keys of 16 characters or more; or PENSTOCK_API_KEY is the key",
-    )
-    group.add_argument(
-        "--insecure", action="store_true", help="accept requests of other machines without a key"
-    )
-    group.add_argument(
-        "--cors",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="accept requests of web pages of this origin, such as https://chat.example.com; may be repeated",
-    )
-
-
-def _add_chat_arguments(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--api-sampling",
-        action="store_true",
-        help="sampling settings that a request omits take the API's defaults (temperature 1), whatever the "
-        "model's generation_config.json recommends",
-    )
-    group.add_argument(
-        "--split-reasoning",
-        action="store_true",
-        help="what a model writes between <think> and </think> is a chat's reasoning_content",
-    )
-    add_fields(group, EngineConfig, "trust_contents")
-
-
-def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
-    add_fields(group, EngineConfig, "checkpoint", *MODEL_FIELDS, "compile", "tensor_parallel")
-    add_ignore_key(group)
-    group.add_argument(
-        "--adapter",
-        action="append",
-        default=[],
-        metavar="NAME=FOLDER",
-        help="a LoRA adapter, which requests name as their model; may be repeated",
-    )
-    add_fields(
-        group,
-        EngineConfig,
-        *(
-            "max_sequences",
-            "tokens_per_step",
-            "target_itl_ms",
-            "cache_gib",
-            "prefix_caching",
-            "batch_invariant",
-        ),
-    )
-
-
-def _add_limit_arguments(group: argparse._ArgumentGroup) -> None:
-    add_fields(group, ServerLimits, "max_open", "max_output_tokens", "max_body_bytes")
-    group.add_argument(
-        "--deadline-s",
-        type=float,
-        default=600.0,
-        metavar="S",
-        help="maximum seconds of a request, waiting included; 0: no limit; default: %(default)g",
-    )
-    group.add_argument(
-        "--drain-s",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="seconds that answers have to end after SIGTERM; default: %(default)g",
-    )
-    group.add_argument(
-        "--idle-s",
-        type=float,
-        default=0.0,
-        metavar="S",
-        help="end after so many seconds without a request; 0: never; default: %(default)g",
-    )
