@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import add_fields, add_ignore_key, fields_of, recipe_settings
+from penstock.cli.options import add_fields, add_recipe_settings, fields_of, recipe_settings
 from penstock.cli.streams import note
 from penstock.core import clock
 from penstock.core.files import check_folder_of
@@ -41,9 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", type=Path, metavar="MODEL", help="recipe, run, checkpoint or Hugging Face folder"
     )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a recipe key"
-    )
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="processes of the recipe's run")
     parser.add_argument(
         "--quick", action="store_true", help="leave out kernels that must be compiled or take memory"
@@ -56,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         EngineConfig,
         *("device", "weights", "cache", "max_sequences", "max_context", "block_size"),
     )
-    add_ignore_key(parser)
+    add_recipe_settings(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,13 @@ from typing import Any
 
 from penstock.checkpoint.find import saved_of
 from penstock.checkpoint.layout import INDEX_FILE
-from penstock.cli.options import add_fields, add_ignore_key, fields_of, recipe_settings
+from penstock.cli.options import (
+    add_fields,
+    add_oversubscribe,
+    add_recipe_settings,
+    fields_of,
+    recipe_settings,
+)
 from penstock.core.config import Raw
 from penstock.core.errors import ConfigError, PenstockError, RunLocked, UsageError
 from penstock.core.toml import toml_text
@@ -57,19 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options that all engines share."""
     add = parser.add_argument
     add("recipe", type=Path, help="TOML file; see `penstock recipes`")
-    add("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a recipe key")
-    add_ignore_key(parser)
+    add_recipe_settings(parser)
     add(
         "--processes",
         type=int,
         metavar="N",
         help="processes of a node; default: the cluster file's devices, or 1",
     )
-    add(
-        "--oversubscribe",
-        action="store_true",
-        help="start more than 4 processes on a core, or more than fits into the memory",
-    )
+    add_oversubscribe(parser)
     add("--name", default="", metavar="TEXT", help="name of the job; default: the run's folder")
     add_fields(parser, RunSpec, "grace_s", "idle_starts", networks="--network")
     add(

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.options import add_ignore_key, recipe_settings
+from penstock.cli.options import add_recipe_settings, recipe_settings
 from penstock.cli.streams import explain, note
 from penstock.core.env import silence_torch
 from penstock.core.units import si
@@ -81,10 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--steps", type=int, default=5, metavar="N", help="steps to train; default: 5, 4 of them measured"
     )
-    command.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a recipe key"
-    )
-    add_ignore_key(command)
+    add_recipe_settings(command)
     command.add_argument("--oversubscribe", action="store_true", help="start more than 4 processes on a core")
     command.add_argument("--json", action="store_true", help="print JSON")
 

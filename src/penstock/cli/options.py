@@ -285,6 +285,23 @@ def add_ignore_key(group: argparse._ActionsContainer) -> None:
     add_fields(group, EngineConfig, ignored_keys="--ignore-key")
 
 
+def add_recipe_settings(parser: argparse.ArgumentParser) -> None:
+    """Declare --set and --ignore-key, for all commands that take a recipe."""
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a recipe key"
+    )
+    add_ignore_key(parser)
+
+
+def add_oversubscribe(parser: argparse.ArgumentParser) -> None:
+    """Declare --oversubscribe, for all commands that start a job."""
+    parser.add_argument(
+        "--oversubscribe",
+        action="store_true",
+        help="start more than 4 processes on a core, or more than fits into the memory",
+    )
+
+
 def ignored_keys(arguments: argparse.Namespace) -> tuple[str, ...]:
     """Return the values of --ignore-key."""
     keys: tuple[str, ...] = fields_of(arguments, EngineConfig)["ignored_keys"]

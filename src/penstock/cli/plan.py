@@ -19,7 +19,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.cli.options import add_ignore_key, recipe_settings
+from penstock.cli.options import add_recipe_settings, recipe_settings
 from penstock.cli.streams import warn
 from penstock.core import config as configs
 from penstock.core.config import Raw
@@ -59,10 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--length", type=int, metavar="N", help=f"tokens of a row, for a preset; default: {_LENGTH}"
     )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="fix a key of the recipe"
-    )
-    add_ignore_key(parser)
+    add_recipe_settings(parser)
     parser.add_argument(
         "--headroom",
         type=float,

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from penstock.cli.options import add_ignore_key, recipe_settings
+from penstock.cli.options import add_oversubscribe, add_recipe_settings, recipe_settings
 from penstock.cli.streams import complain, explain, note, warn
 from penstock.core import log
 from penstock.core.config import Raw
@@ -31,16 +31,9 @@ from penstock.train.resolve.summary import derive
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("recipe", type=Path, help="TOML file; see `penstock recipes`")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a recipe key"
-    )
-    add_ignore_key(parser)
+    add_recipe_settings(parser)
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="processes on this machine")
-    parser.add_argument(
-        "--oversubscribe",
-        action="store_true",
-        help="start more than 4 processes on a core, or more than fits into the memory",
-    )
+    add_oversubscribe(parser)
     parser.add_argument(
         "--dry-run", action="store_true", help="print the resolved recipe and what follows from it, then stop"
     )

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.options import add_ignore_key, recipe_settings
+from penstock.cli.options import add_recipe_settings, recipe_settings
 from penstock.core import config as configs
 from penstock.core.config import Raw
 from penstock.core.errors import ConfigError
@@ -48,10 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of devices; may be repeated",
     )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a recipe key"
-    )
-    add_ignore_key(parser)
+    add_recipe_settings(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
