@@ -40,13 +40,11 @@ from penstock.cli.mixture_table import table
 from penstock.cli.options import shares, step_range
 from penstock.core import clock
 from penstock.core.checks import check_seconds
-from penstock.core.errors import UsageError, nearest
+from penstock.core.errors import UsageError
 from penstock.core.units import duration
-from penstock.launch.engines.engine import stop_between_starts
-from penstock.launch.job_folder import JobFolder
-from penstock.train.control.apply_request import check_possible
-from penstock.train.control.requests import ControlReply, ControlRequest, job_is_running, read_answer, submit
-from penstock.train.inspect.open_run import mixture_view, open_run, recipe_of
+from penstock.train.control.requests import ControlReply, ControlRequest, job_is_running, read_answer
+from penstock.train.control.send import send
+from penstock.train.inspect.open_run import mixture_view, open_run
 
 _LOOK_EVERY_S = 0.05
 
@@ -81,13 +79,11 @@ def run(arguments: argparse.Namespace) -> int:
         view = mixture_view(open_run(folder))
         print(json.dumps(view) if as_json else "\n".join(table(view)))
         return 0
-    if request.stop and not job_is_running(folder):
-        said = stop_between_starts(JobFolder(folder))
-        if said and not job_is_running(folder):  # else it trains by now, and may have missed the mark
-            print(json.dumps({"status": "marked", "said": said}) if as_json else said)
-            return 0
-    _check(folder, request)
-    return ask(folder, request, timeout_s=timeout_s, as_json=as_json)
+    sent = send(folder, replace(request, asked_by=user_name()))
+    if isinstance(sent, str):
+        print(json.dumps({"status": "marked", "said": sent}) if as_json else sent)
+        return 0
+    return _reply(folder, sent, timeout_s=timeout_s, as_json=as_json)
 
 
 def _request(arguments: argparse.Namespace) -> ControlRequest | None:
@@ -110,31 +106,8 @@ def _request(arguments: argparse.Namespace) -> ControlRequest | None:
     return None
 
 
-def _check(run: Path, request: ControlRequest) -> None:
-    """Refuse what no start of the run can apply.
-
-    Raises:
-        UsageError: the folder is not a run, no job runs on it, or it has no such corpus.
-        PenstockError: the request is not possible, or a corpus cannot be opened.
-    """
-    if request.weights or request.skip_steps or request.extend:
-        loader = open_run(run).loader
-        for name in request.weights or ([request.extend] if request.extend else []):
-            if name not in loader.corpora:
-                raise UsageError("The run has no such corpus", got=name, fix=nearest(name, [*loader.corpora]))
-        check_possible(loader, request)
-        return
-    recipe_of(run)  # raises for an invalid folder; the corpora may be out of sight
-    if (request.needs_job or request.islands) and not job_is_running(run):
-        fix = "A run that was stopped has its checkpoints."
-        if request.islands:
-            fix = "Start it with --processes for as many islands as you want."
-        raise UsageError("No job runs on it", got=str(run), fix=fix)
-
-
-def ask(run: Path, request: ControlRequest, *, timeout_s: float, as_json: bool) -> int:
-    """Send a request in the user's name, and wait for the reply while a job runs; return an exit code."""
-    number = submit(run, replace(request, asked_by=_user()))
+def _reply(run: Path, number: int, *, timeout_s: float, as_json: bool) -> int:
+    """Wait for the reply to a request while a job runs; return an exit code."""
     found, is_late = _answered(run, number, timeout_s=timeout_s), False
     if found is not None:
         status, said = "taken up" if found.taken_up else "refused", found.said
@@ -152,7 +125,7 @@ def ask(run: Path, request: ControlRequest, *, timeout_s: float, as_json: bool) 
     return int(failed)
 
 
-def _user() -> str:
+def user_name() -> str:
     """Return the user's name; their id if the system has no name, as in a container with an arbitrary one."""
     try:
         return getpass.getuser()

@@ -13,8 +13,8 @@ from penstock.core import clock
 from penstock.core.api_keys import single_key
 from penstock.core.files import exclusive
 from penstock.launch.job_folder import JobFolder
+from penstock.train.control import send
 from penstock.train.control.requests import ControlRequest, open_requests, read_request
-from penstock.train.inspect import run_questions
 from tests.console_workers import answer_here
 
 HOST = "127.0.0.1:8400"
@@ -247,9 +247,9 @@ def test_a_request_of_the_console_is_the_file_of_the_command(run, monkeypatch):
     class Opened:
         loader = type("L", (), {"corpora": {"web": None, "code": None}})
 
-    monkeypatch.setattr(run_questions, "opened_run", lambda _: Opened)
-    monkeypatch.setattr(run_questions, "check_possible", lambda *_: None)
-    monkeypatch.setattr(run_questions, "recipe_of", lambda _: None)
+    monkeypatch.setattr(send, "opened_run", lambda _: Opened)
+    monkeypatch.setattr(send, "check_possible", lambda *_: None)
+    monkeypatch.setattr(send, "recipe_of", lambda _: None)
     with client(run, control=True, keys=single_key(KEY)) as asked:
         headers = {**OWN, "authorization": f"Bearer {KEY}"}
         address = "/api/runs/{}/requests".format(
@@ -287,7 +287,7 @@ def test_a_list_of_requests_tells_whether_a_job_is_there_to_reply(run):
     ],
 )
 def test_every_kind_of_request_reaches_a_job_that_runs(run, monkeypatch, asked_for, sent):
-    monkeypatch.setattr(run_questions, "recipe_of", lambda _: None)
+    monkeypatch.setattr(send, "recipe_of", lambda _: None)
     with client(run, control=True) as asked, exclusive(run, purpose="test"):
         found = asked.post(f"/api/runs/{id_of(asked)}/requests", json=asked_for, headers=OWN)
     assert (found.status_code, found.json()) == (200, {"number": 1, "running": True})
@@ -296,9 +296,9 @@ def test_every_kind_of_request_reaches_a_job_that_runs(run, monkeypatch, asked_f
 
 def test_the_last_step_that_the_console_skips_is_the_one_asked_for(run, monkeypatch):
     monkeypatch.setattr(
-        run_questions, "opened_run", lambda _: type("R", (), {"loader": type("L", (), {"corpora": {}})})
+        send, "opened_run", lambda _: type("R", (), {"loader": type("L", (), {"corpora": {}})})
     )
-    monkeypatch.setattr(run_questions, "check_possible", lambda *_: None)
+    monkeypatch.setattr(send, "check_possible", lambda *_: None)
     with client(run, control=True) as asked:
         wanted = {"kind": "skip", "from": 10, "to": 20}
         assert asked.post(f"/api/runs/{id_of(asked)}/requests", json=wanted, headers=OWN).status_code == 200
@@ -306,7 +306,7 @@ def test_the_last_step_that_the_console_skips_is_the_one_asked_for(run, monkeypa
 
 
 def test_a_run_between_two_starts_is_marked_and_the_page_told_so(run, monkeypatch):
-    monkeypatch.setattr(run_questions, "recipe_of", lambda _: None)
+    monkeypatch.setattr(send, "recipe_of", lambda _: None)
     folder = JobFolder(run)
     with client(run, control=True) as asked:
         address = f"/api/runs/{id_of(asked)}/requests"

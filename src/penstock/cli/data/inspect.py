@@ -9,7 +9,8 @@ from threading import Lock
 from typing import Any
 
 from penstock.core.errors import PenstockError
-from penstock.train.inspect.run_questions import NoJob, RunQuestions
+from penstock.train.control.send import NoJob
+from penstock.train.inspect.run_questions import RunQuestions
 
 _AT_ONCE = 8
 _STATUSES = ((NoJob, 409), (PenstockError, 400), (OSError, 500))

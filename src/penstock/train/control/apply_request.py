@@ -72,21 +72,34 @@ def take_up(
         sizes: numbers of data-parallel ranks with which the run may go on, besides those of now.
     """
     before = loader.snapshot()
+    accepted = ControlReply(
+        number=request.number,
+        taken_up=True,
+        said="",
+        step=loader.step,
+        holds_from=loader.step,
+        reason=request.reason,
+        asked_by=request.asked_by,
+    )
     try:
         check_possible(loader, request)
         if request.weights is not None:
-            found = _weights(loader, recipe, request)
+            found = _weights(loader, recipe, request, accepted)
         elif request.skip_steps is not None:
-            found = _skip(loader, recipe, request)
+            found = _skip(loader, recipe, request.skip_steps, accepted)
         elif request.islands is not None:
-            found = _islands(loader, recipe, request.islands, number=request.number)
+            check_islands(recipe, request.islands)
+            islands = plural(request.islands, "island")
+            said = f"continues with {islands} from its next checkpoint, after a full sync"
+            found = replace(accepted, said=said, islands=request.islands)
         elif request.batch_size is not None:
-            found = _batch_size(loader, recipe, request, request.batch_size, sizes=sizes)
+            found = _batch_size(loader, recipe, request.batch_size, accepted, sizes=sizes)
         elif request.extend is not None:
-            found = _extend(loader, request)
+            found = _extend(loader, request, accepted)
         else:
-            found = _save(loader, request)
-        found = replace(found, asked_by=request.asked_by)
+            then = ", and the job ends" if request.stop else ""
+            said = f"a checkpoint is saved after step {loader.step:,}{then}"
+            found = replace(accepted, said=said, checkpoint=request.checkpoint, stop=request.stop)
         apply(loader, found)
         if short := shortage(recipe, loader):
             loader.restore(before)
@@ -145,7 +158,9 @@ def in_force(loader: Loader, step: int) -> dict[str, float]:
     return [weights for first, weights, _ in loader.mixtures if first <= step][-1]
 
 
-def _weights(loader: Loader, recipe: TrainConfig, request: ControlRequest) -> ControlReply:
+def _weights(
+    loader: Loader, recipe: TrainConfig, request: ControlRequest, accepted: ControlReply
+) -> ControlReply:
     assert request.weights is not None
     if recipe.data.is_adaptive:
         raise UsageError(
@@ -161,38 +176,24 @@ def _weights(loader: Loader, recipe: TrainConfig, request: ControlRequest) -> Co
     until = min((first for first, _, _ in loader.mixtures if first > step), default=None)
     shown = ", ".join(f"{name} {weight:.4g}" for name, weight in weights.items())
     ends = "" if until is None else f", until other weights are planned after step {until:,}"
-    return ControlReply(
-        number=request.number,
-        taken_up=True,
-        said=f"from step {step + 1:,} on: {shown}{ends}",
-        step=loader.step,
-        holds_from=step,
-        until=until,
-        weights=weights,
-        reason=request.reason,
-    )
+    said = f"from step {step + 1:,} on: {shown}{ends}"
+    return replace(accepted, said=said, holds_from=step, until=until, weights=weights)
 
 
-def _skip(loader: Loader, recipe: TrainConfig, request: ControlRequest) -> ControlReply:
-    assert request.skip_steps is not None
-    first, past = request.skip_steps
+def _skip(
+    loader: Loader, recipe: TrainConfig, steps: tuple[int, int], accepted: ControlReply
+) -> ControlReply:
+    first, past = steps
     if past > recipe.run.steps + 1:
         raise UsageError(
             f"The run ends after {recipe.run.steps:,} steps", got=f"{first}:{past}", fix="Name earlier ones."
         )
     samples = int(loader.samples_of(first - 1)[0]), int(loader.samples_of(past - 2)[-1]) + 1
-    return ControlReply(
-        number=request.number,
-        taken_up=True,
-        said=f"the samples of steps {first:,} to {past - 1:,} are skipped; later ones move up",
-        step=loader.step,
-        holds_from=first - 1,
-        samples=samples,
-        reason=request.reason,
-    )
+    said = f"the samples of steps {first:,} to {past - 1:,} are skipped; later ones move up"
+    return replace(accepted, said=said, holds_from=first - 1, samples=samples)
 
 
-def _extend(loader: Loader, request: ControlRequest) -> ControlReply:
+def _extend(loader: Loader, request: ControlRequest, accepted: ControlReply) -> ControlReply:
     name = request.extend
     if name not in loader.corpora:
         raise UsageError("The run has no such corpus", got=name, fix=nearest(str(name), list(loader.corpora)))
@@ -202,32 +203,12 @@ def _extend(loader: Loader, request: ControlRequest) -> ControlReply:
             f"Corpus {name!r} has no parts beyond the {known} that the run uses",
             fix="Add one first: `penstock data append`.",
         )
-    return ControlReply(
-        number=request.number,
-        taken_up=True,
-        said=f"corpus {name!r} has {parts} parts from step {loader.step + 1:,} on, {known} before",
-        step=loader.step,
-        holds_from=loader.step,
-        extend=name,
-        parts=parts,
-        reason=request.reason,
-    )
-
-
-def _islands(loader: Loader, recipe: TrainConfig, islands: int, *, number: int) -> ControlReply:
-    check_islands(recipe, islands)
-    return ControlReply(
-        number=number,
-        taken_up=True,
-        said=f"continues with {plural(islands, 'island')} from its next checkpoint, after a full sync",
-        step=loader.step,
-        holds_from=loader.step,
-        islands=islands,
-    )
+    said = f"corpus {name!r} has {parts} parts from step {loader.step + 1:,} on, {known} before"
+    return replace(accepted, said=said, extend=name, parts=parts)
 
 
 def _batch_size(
-    loader: Loader, recipe: TrainConfig, request: ControlRequest, size: int, *, sizes: Sequence[int]
+    loader: Loader, recipe: TrainConfig, size: int, accepted: ControlReply, *, sizes: Sequence[int]
 ) -> ControlReply:
     if loader.step >= recipe.run.steps:
         raise UsageError(
@@ -247,30 +228,8 @@ def _batch_size(
     later = [change.step for change in plan(recipe.data) if change.entry.global_batch_size]
     until = min((step for step in later if step > loader.step), default=None)
     ends = "" if until is None else f", until another is planned after step {until:,}"
-    return ControlReply(
-        number=request.number,
-        taken_up=True,
-        said=f"from step {loader.step + 1:,} on: {plural(size, 'row')} a step, {before:,} before{ends}",
-        step=loader.step,
-        holds_from=loader.step,
-        until=until,
-        batch_size=size,
-        reason=request.reason,
-    )
-
-
-def _save(loader: Loader, request: ControlRequest) -> ControlReply:
-    then = ", and the job ends" if request.stop else ""
-    return ControlReply(
-        number=request.number,
-        taken_up=True,
-        said=f"a checkpoint is saved after step {loader.step:,}{then}",
-        step=loader.step,
-        holds_from=loader.step,
-        checkpoint=request.checkpoint,
-        stop=request.stop,
-        reason=request.reason,
-    )
+    said = f"from step {loader.step + 1:,} on: {plural(size, 'row')} a step, {before:,} before{ends}"
+    return replace(accepted, said=said, until=until, batch_size=size)
 
 
 def known_parts(loader: Loader, name: str) -> int:

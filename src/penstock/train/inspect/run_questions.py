@@ -14,11 +14,9 @@ from typing import Any
 
 from penstock.checkpoint.find import find, saved_of
 from penstock.checkpoint.layout import step_of
-from penstock.core.errors import PenstockError, UsageError, nearest
+from penstock.core.errors import PenstockError
 from penstock.engine.scheduling.groups import cache_groups, rows_of
-from penstock.launch.engines.engine import stop_between_starts
-from penstock.launch.job_folder import JobFolder
-from penstock.train.control.apply_request import check_possible, in_force, reweighed
+from penstock.train.control.apply_request import in_force, reweighed
 from penstock.train.control.requests import (
     ControlReply,
     ControlRequest,
@@ -28,19 +26,15 @@ from penstock.train.control.requests import (
     read_answer,
     read_request,
     request_file,
-    submit,
 )
-from penstock.train.inspect.open_run import OpenRun, recipe_of
-from penstock.train.inspect.recent_run import RecentRun, opened_run
+from penstock.train.control.send import send
+from penstock.train.inspect.open_run import OpenRun
+from penstock.train.inspect.recent_run import RecentRun
 from penstock.train.inspect.row_texts import rows_view
 
 Answer = dict[str, Any]  # Any: JSON values
 _MAX_LISTED = 200
 _FLOAT32 = 4
-
-
-class NoJob(PenstockError):
-    """The request concerns a running job, and there is none."""
 
 
 class RunQuestions:
@@ -54,7 +48,7 @@ class RunQuestions:
             "model": model_size,
             "mixture": self._mixture,
             "requests": requests,
-            "request": send,
+            "request": request,
         }
 
     def answer(self, question: Mapping[str, Any]) -> Answer:
@@ -122,7 +116,7 @@ def requests(folder: Path) -> Answer:
     }
 
 
-def send(folder: Path, *, asked: Mapping[str, Any], asked_by: str) -> Answer:
+def request(folder: Path, *, asked: Mapping[str, Any], asked_by: str) -> Answer:
     """Send a request to the run's job; return its number and whether a job runs, or what was done instead.
 
     Args:
@@ -133,26 +127,8 @@ def send(folder: Path, *, asked: Mapping[str, Any], asked_by: str) -> Answer:
         NoJob: the request needs a running job.
         PenstockError: the request is not valid, or the job could not apply it.
     """
-    wanted = _request_of(asked, asked_by)
-    if wanted.stop and not job_is_running(folder):
-        said = stop_between_starts(JobFolder(folder))
-        if said and not job_is_running(folder):  # else it trains by now, and may have missed the mark
-            return {"said": said}
-    if wanted.weights is not None or wanted.skip_steps is not None:
-        _check(opened_run(folder), wanted)
-    else:
-        recipe_of(folder)  # raises for an invalid folder; the corpora may be out of sight
-    if (wanted.needs_job or wanted.islands is not None) and not job_is_running(folder):
-        raise NoJob("No job runs on it")
-    return {"number": submit(folder, wanted), "running": job_is_running(folder)}
-
-
-def _check(opened: OpenRun, wanted: ControlRequest) -> None:
-    for name in wanted.weights or {}:
-        if name not in opened.loader.corpora:
-            fix = nearest(name, list(opened.loader.corpora))
-            raise UsageError("The run has no such corpus", got=name, fix=fix)
-    check_possible(opened.loader, wanted)
+    sent = send(folder, _request_of(asked, asked_by))
+    return {"said": sent} if isinstance(sent, str) else {"number": sent, "running": job_is_running(folder)}
 
 
 def _request_of(asked: Mapping[str, Any], asked_by: str) -> ControlRequest:

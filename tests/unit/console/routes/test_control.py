@@ -12,6 +12,7 @@ from penstock.console.access import ConsoleAccess
 from penstock.console.app import build_app
 from penstock.console.state import ConsoleState
 from penstock.testing.corpora import write_corpus
+from penstock.train.control import send
 from penstock.train.control.requests import read_request
 from penstock.train.inspect import run_questions
 from tests.console_workers import fork_workers
@@ -72,17 +73,20 @@ def test_only_what_is_checked_against_the_corpora_needs_them(client, run):
 
 def test_a_stop_is_sent_to_a_job_that_starts_while_its_run_is_marked(run, monkeypatch):
     asked = {"asked": {"kind": "stop", "reason": ""}, "asked_by": "console"}
-    monkeypatch.setattr(run_questions, "stop_between_starts", lambda _: "It ends before its next start")
-    assert run_questions.send(run, **asked) == {"said": "It ends before its next start"}
+    monkeypatch.setattr(send, "stop_between_starts", lambda _: "It ends before its next start")
+    assert run_questions.request(run, **asked) == {"said": "It ends before its next start"}
     with job(run):
         held = iter((False, True, True, True))
-        monkeypatch.setattr(run_questions, "job_is_running", lambda _: next(held))
-        assert run_questions.send(run, **asked)["running"]
+        monkeypatch.setattr(send, "job_is_running", lambda _: next(held))
+        assert run_questions.request(run, **asked)["running"]
 
 
 def test_what_needs_a_job_is_refused_where_none_runs(client):
     refused = ask(client, kind="checkpoint")
-    assert (refused.status_code, refused.json()["error"]) == (409, "No job runs on it.")
+    assert (refused.status_code, refused.json()["error"]) == (
+        409,
+        "No job runs on it. A run that was stopped has its checkpoints.",
+    )
 
 
 def test_a_folder_that_cannot_be_written_is_a_sentence(client, run):
