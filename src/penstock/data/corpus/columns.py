@@ -18,7 +18,6 @@ fingerprint:
 In a batch, entry t of a column describes the token that *label* t names; where there is no label it is 0.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -31,7 +30,7 @@ import numpy as np
 from penstock.core import config
 from penstock.core.arrays import Array, Bits
 from penstock.core.errors import CorpusError, PenstockError, UsageError, damaged, nearest
-from penstock.core.files import checksum, commit, remove_tree, temporary_beside, write_json
+from penstock.core.files import checksum, commit, remove_tree, temporary_beside, write_atomic, write_json
 from penstock.data.corpus.manifest import ColumnEntry, ColumnFile, Manifest, check_inside
 from penstock.data.native import address
 from penstock.storage.base import FarSlices, LocalStorage, NextUse, Slices, Storage, probe, storage_of
@@ -144,21 +143,11 @@ def write_column(folder: Path, shard: str, entry: ColumnEntry, values: Array) ->
         values: [tokens] of bool for bits; else [tokens] or [tokens, width].
     """
     name = f"{shard.rsplit('.', 1)[0]}.{entry.name}"
-    path = folder / name
-    temporary = temporary_beside(path)
     if entry.dtype == "bit":
         stored = np.packbits(values.astype(np.bool_, copy=False), bitorder="little")
     else:
         stored = np.ascontiguousarray(values, np.dtype(entry.dtype).newbyteorder("<"))
-    try:
-        with temporary.open("wb") as out:
-            out.write(stored.tobytes())
-            out.flush()
-            os.fsync(out.fileno())
-        commit(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_atomic(folder / name, stored.tobytes())
     return described(folder, name, entry, tokens=len(values))
 
 

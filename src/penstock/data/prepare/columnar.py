@@ -69,9 +69,9 @@ def columns_of(path: str, kind: Kind) -> TableColumns:
         if kind == "csv":
             return _columns_of_csv(path)
         if kind == "parquet":
-            return _columns_in(pq.read_schema(path))
+            return columns_in(pq.read_schema(path))
         with open(path, "rb") as file, _mapped(file) as source:  # noqa: PTH123
-            return _columns_in(_arrow_reader(source).schema)
+            return columns_in(_arrow_reader(source).schema)
     except (pa.ArrowException, OSError, UnicodeDecodeError, BrokenCsv, *BROKEN_STREAM) as error:
         raise BrokenTable(str(error).partition("\n")[0]) from None
 
@@ -88,7 +88,8 @@ def is_tsv(path: str) -> bool:
     return path.lower().removesuffix(".gz").removesuffix(".zst").endswith(".tsv")
 
 
-def _columns_in(schema: Any) -> TableColumns:
+def columns_in(schema: Any) -> TableColumns:  # Any: pyarrow has no types
+    """Return the columns of a schema."""
     kinds = {field.name: str(field.type) for field in schema}
     return TableColumns(kinds=kinds, texts=text_columns(schema))
 

@@ -20,7 +20,6 @@ import pyarrow as pa
 from penstock.core.errors import InputError, UsageError
 from penstock.core.packages import Package
 from penstock.core.units import mib, plural
-from penstock.data.formats.choice import text_columns
 from penstock.data.prepare.byte_streams import (
     BROKEN_STREAM,
     NO_CHARACTER,
@@ -38,6 +37,7 @@ from penstock.data.prepare.columnar import (
     BrokenTable,
     TableColumns,
     arrow_batches,
+    columns_in,
     columns_of,
     is_tsv,
     mds_rows,
@@ -413,15 +413,6 @@ def _read_lines(file: InputFile, handle: BinaryIO, options: ReadOptions, start: 
         yield Record(index + 1, Rejection("unreadable", reason, whole_file=True), file.bytes)
 
 
-def _read_parquet(file: InputFile, handle: BinaryIO, options: ReadOptions, start: int) -> Iterator[Record]:
-    # Imported here because loading pyarrow.parquet takes a tenth of a second.
-    return read_parquet(file, handle, options, start)
-
-
-def _read_tabular(file: InputFile, handle: BinaryIO, options: ReadOptions, start: int) -> Iterator[Record]:
-    return _read_table(file, handle, options, start)
-
-
 def _read_csv(file: InputFile, handle: BinaryIO, options: ReadOptions, start: int) -> Iterator[Record]:
     index, limit, column = -1, options.max_document_bytes, options.text_column
     try:
@@ -452,16 +443,6 @@ def _read_csv(file: InputFile, handle: BinaryIO, options: ReadOptions, start: in
         yield Record(index + 1, Rejection("broken_csv", reason, whole_file=True), file.bytes)
 
 
-_READERS = {
-    "text": _read_text,
-    "jsonl": _read_lines,
-    "csv": _read_csv,
-    "parquet": _read_parquet,
-    "arrow": _read_tabular,
-    "mds": _read_tabular,
-}
-
-
 def _check_unchanged(file: InputFile, handle: BinaryIO) -> None:
     status = os.fstat(handle.fileno())
     if (status.st_size, status.st_mtime_ns) != (file.bytes, file.mtime_ns):
@@ -480,7 +461,7 @@ def _some(names: list[str]) -> str:
 _BATCH_BYTES = 4 * 2**20
 
 
-def read_parquet(file: InputFile, handle: BinaryIO, options: ReadOptions, start: int) -> Iterator[Record]:
+def _read_parquet(file: InputFile, handle: BinaryIO, options: ReadOptions, start: int) -> Iterator[Record]:
     """Yield the rows of one column from row `start` on; earlier row groups are not read."""
     index = 0
     try:
@@ -489,7 +470,7 @@ def read_parquet(file: InputFile, handle: BinaryIO, options: ReadOptions, start:
         columns = [options.text_column]
         if options.chat:
             columns = [name for name in options.chat_fields if name in table.schema_arrow.names]
-        elif problem := _unusable(table.schema_arrow, options.text_column):
+        elif problem := _lacking(columns_in(table.schema_arrow), options.text_column):
             yield Record(0, problem, file.bytes)
             return
         else:  # a text that the file stores once for thousands of rows is in memory once
@@ -644,16 +625,6 @@ def _lacking(columns: TableColumns, column: str) -> Rejection | None:
     return Rejection("not_text", f"column {column!r} holds {kind}, not strings{is_code}", whole_file=True)
 
 
-def _unusable(schema: Any, column: str) -> Rejection | None:  # Any: pyarrow has no types
-    if column not in schema.names:
-        have = ", ".join(schema.names[:8])
-        return Rejection("missing_field", f"no column {column!r}; the file has: {have}", whole_file=True)
-    if column in text_columns(schema):
-        return None
-    kind = schema.field(column).type
-    return Rejection("not_text", f"column {column!r} holds {kind}, not strings", whole_file=True)
-
-
 def _batch_rows(group: Any) -> int:  # Any: pyarrow has no types
     """Return the number of average rows per batch, so that large documents are read one by one."""
     return int(min(max(_BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1), 1), 8192))
@@ -690,3 +661,13 @@ def _chats(batch: Any) -> Iterator[RawChat | Rejection]:  # Any: pyarrow has no 
             yield Rejection("unreadable", str(error).partition("\n")[0])
             continue
         yield RawChat(without_nulls(row), size)
+
+
+_READERS = {
+    "text": _read_text,
+    "jsonl": _read_lines,
+    "csv": _read_csv,
+    "parquet": _read_parquet,
+    "arrow": _read_table,
+    "mds": _read_table,
+}

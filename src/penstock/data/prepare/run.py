@@ -23,7 +23,7 @@ from penstock.data.prepare.chat_records import FIELDS as CHAT_FIELDS
 from penstock.data.prepare.chat_setup import ChatSetup, chat_setup
 from penstock.data.prepare.chat_tokens import columns_of_kind
 from penstock.data.prepare.columnar import TABULAR
-from penstock.data.prepare.documents import NOT_ERRORS, ReadOptions
+from penstock.data.prepare.documents import NOT_ERRORS, ReadOptions, check_text_column
 from penstock.data.prepare.fill import dtype_of, fill_shards
 from penstock.data.prepare.html import check_extractor, is_named_html
 from penstock.data.prepare.inputs import Selection, Skipped, find_inputs, shown
@@ -126,8 +126,6 @@ def prepare(
 def _check_texts(files: Sequence[InputFile], config: PrepareConfig) -> None:
     """Refuse inputs without the column of texts, or pages that cannot be read, before anything is written."""
     if any(file.kind in TABULAR for file in files):
-        from penstock.data.prepare.documents import check_text_column  # loading pyarrow.parquet takes 0.1 s
-
         check_text_column(files, config.text_column)
     if config.html == "extract" and (page := next((f for f in files if is_named_html(f.path)), None)):
         check_extractor(shown(page.path))
