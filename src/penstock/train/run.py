@@ -151,11 +151,15 @@ def _patience_s() -> float:
 
 def _end(_signal: str) -> None:
     if env.ranks().rank == 0:
-        logger.info(
-            Event("stopped", "Stopped on request before the first step. Run the same command to continue")
-        )
+        _say_stopped_early()
     logging.shutdown()
     os._exit(EXIT_STOPPED)
+
+
+def _say_stopped_early() -> None:
+    logger.info(
+        Event("stopped", "Stopped on request before the first step. Run the same command to continue")
+    )
 
 
 def _check_memory(recipe: TrainConfig, world: World, *, oversubscribe: bool) -> None:
@@ -181,12 +185,7 @@ def _train(
             state = open_state(recipe, world, stop_requested=lambda: flag.requested_by is not None)
         except PassStopped:
             if world.is_first:
-                logger.info(
-                    Event(
-                        "stopped",
-                        "Stopped on request before the first step. Run the same command to continue",
-                    )
-                )
+                _say_stopped_early()
             return False
         if state.step >= recipe.run.steps or (state.early_stop is not None and state.early_stop.is_over):
             if world.is_first:

@@ -1,7 +1,7 @@
 """Routes about the server: /health, /ready, /metrics, /load, /version, /v1/models, and the web pages."""
 
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from html import escape
 from importlib.resources import files
 from typing import Any, Literal
@@ -244,34 +244,22 @@ _HEADERS = {
 }
 
 
-@page_router.get("/")
-async def page() -> Response:
-    """Return the web page."""
-    return _file("index.html", "text/html")
+_FILES = (
+    ("/", "penstock.serve", "index.html", "text/html"),
+    ("/page.css", "penstock.serve", "page.css", "text/css"),
+    ("/page.js", "penstock.serve", "page.js", "text/javascript"),
+    ("/chat.js", "penstock.obs", "chat.js", "text/javascript"),
+    ("/dom.js", "penstock.obs", "dom.js", "text/javascript"),
+)
+"""Address, package, file and type. The console has the last two, which draw a chat, as well."""
 
 
-@page_router.get("/page.css")
-async def style() -> Response:
-    """Return the page's style sheet."""
-    return _file("page.css", "text/css")
+async def _file(package: str, name: str, media_type: str) -> Response:
+    return _reply(_content(package, name), media_type)
 
 
-@page_router.get("/page.js")
-async def script() -> Response:
-    """Return the page's script."""
-    return _file("page.js", "text/javascript")
-
-
-@page_router.get("/chat.js")
-async def chat_script() -> Response:
-    """Return the chat that the page shares with the console."""
-    return _reply(_content("chat.js", package="penstock.obs"), "text/javascript")
-
-
-@page_router.get("/dom.js")
-async def dom_script() -> Response:
-    """Return what the chat makes elements with."""
-    return _reply(_content("dom.js", package="penstock.obs"), "text/javascript")
+for _address, *_place in _FILES:
+    page_router.add_api_route(_address, partial(_file, *_place), name=_address)
 
 
 @page_router.get("/docs")
@@ -280,14 +268,10 @@ async def docs(request: Request) -> Response:
     return _reply(api_page(request.app.openapi()), "text/html")
 
 
-def _file(name: str, media_type: str) -> Response:
-    return _reply(_content(name), media_type)
-
-
 def _reply(content: str | bytes, media_type: str) -> Response:
     return Response(content, media_type=f"{media_type}; charset=utf-8", headers=_HEADERS)
 
 
 @cache
-def _content(name: str, *, package: str = "penstock.serve") -> bytes:
+def _content(package: str, name: str) -> bytes:
     return (files(package) / "page" / name).read_bytes()
