@@ -95,10 +95,10 @@ class ConsoleState:
         columns.update(most_s=most_s)
         return columns.data
 
-    def rank_columns(self, run: FoundRun, metric: str, *, most_s: float = _FIRST_S) -> RankColumns:
+    def rank_columns(self, run: FoundRun, metric: str) -> RankColumns:
         """Return a metric of the run's ranks, with what is new in its file."""
         columns = self._opened(self._rank_columns, (run.id, metric), lambda: RankColumns(run.files, metric))
-        columns.update(most_s=most_s)
+        columns.update(most_s=_FIRST_S)
         return columns
 
     def _opened(

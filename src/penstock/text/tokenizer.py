@@ -332,7 +332,7 @@ def _parse(content: bytes) -> "tokenizers.Tokenizer":
     return parsed
 
 
-def train_tokenizer(texts: Iterable[str], *, vocab_size: int, min_frequency: int = 2) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
     """Train a byte-level BPE tokenizer; the same texts give the same bytes on any machine.
 
     Id 0 is EOS, then the 256 bytes, then merges. Pre-tokenization follows GPT-2 (Radford et al., 2019), so
@@ -340,7 +340,6 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, min_frequency: int
 
     Args:
         vocab_size: entries wanted, from 257 to 2**24; a small text yields fewer.
-        min_frequency: minimum occurrences of a pair to be merged.
 
     Raises:
         UsageError: the vocabulary cannot contain the 256 bytes, or is too large.
@@ -356,7 +355,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, min_frequency: int
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size,
-        min_frequency=min_frequency,
+        min_frequency=2,
         special_tokens=[EOS],
         # Sorted, because the library returns the alphabet in arbitrary order.
         initial_alphabet=sorted(byte_level.alphabet()),

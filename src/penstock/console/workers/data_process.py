@@ -52,13 +52,10 @@ class DataProcess:
 
     Args:
         idle_s: seconds without a question after which the process is ended.
-        begin: replaces `start`.
     """
 
-    def __init__(
-        self, *, idle_s: float = _IDLE_S, begin: "Callable[[], subprocess.Popen[str]] | None" = None
-    ) -> None:
-        self._idle_s, self._begin = idle_s, begin or start
+    def __init__(self, *, idle_s: float = _IDLE_S) -> None:
+        self._idle_s = idle_s
         self._lock = Lock()
         self._running: _Running | None = None
         self._timer: Timer | None = None
@@ -78,7 +75,7 @@ class DataProcess:
             if self._running is not None and not self._running.is_alive:
                 self._end()
             if self._running is None:
-                self._running = _Running(self._begin(), self._rest)
+                self._running = _Running(start(), self._rest)
             answer = self._running.ask({"ask": question, "run": str(run), **words})
         try:
             found = answer.result(_PATIENCE_S)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.core import config as configs
-from penstock.core.toml import toml_text
+from penstock.core.toml import flat, toml_text
 from penstock.core.units import mib, plural, si
 from penstock.data import Loader
 from penstock.data.corpus.columns import learned_share
@@ -43,7 +43,7 @@ class Derived:
 
     def as_text(self) -> str:
         """Return everything as text, the recipe in the form of `--set`."""
-        lines = [f"{path} = {_toml(value)}" for path, value in _flat(self.recipe)]
+        lines = [f"{path} = {_toml(value)}" for path, value in flat(self.recipe) if value is not None]
         lines += ["", "derived:", *(f"  {name}: {_shown(v)}" for name, v in self.numbers.items())]
         return "\n".join(
             [*lines, *(["", "changes:"] if self.changes else []), *map("  {}".format, self.changes)]
@@ -164,16 +164,6 @@ def shown_changes(config: TrainConfig) -> list[str]:
         at = f"after step {planned.step:,} and {planned.tokens:,} tokens ({si(planned.tokens)}){beyond}"
         lines.append(f"{at}: {'; '.join(said)}")
     return lines
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found = []
-    for name, value in values.items():
-        if isinstance(value, dict):
-            found += _flat(value, f"{prefix}{name}.")
-        elif value is not None:
-            found.append((f"{prefix}{name}", value))
-    return found
 
 
 def _toml(value: Any) -> str:
