@@ -319,7 +319,7 @@ def show(
     if arguments.json:
         values = {
             "spec": spec.as_json(),
-            "files": _files(plan, rendered),
+            "files": files_of(plan, rendered),
             "commands": [list(command) for command in rendered.commands],
             "objects": list(rendered.objects),
             "settings": [asdict(setting) for setting in rendered.settings],
@@ -332,7 +332,7 @@ def show(
         print(json.dumps(values, indent=1))
         return
     if arguments.dry_run:
-        print(replace(rendered, files=_files(plan, rendered)).as_text())
+        print(replace(rendered, files=files_of(plan, rendered)).as_text())
         print(f"\ndevices: {devices}")
         for line in costs:
             print(f"ceiling: {line}")
@@ -347,7 +347,7 @@ def show(
             print(str(setting) if setting.value else f"{setting.name}  # {setting.reason}")
 
 
-def _files(plan: LaunchPlan, rendered: Rendered) -> dict[str, str]:
+def files_of(plan: LaunchPlan, rendered: Rendered) -> dict[str, str]:
     """Return the files of a launch; those of pods are in its objects."""
     if rendered.objects:
         return dict(rendered.files)

@@ -110,3 +110,10 @@ def test_a_long_text_that_is_cut_inside_a_character_is_refused_for_its_length(tm
     with pytest.raises(UsageError, match="takes a text file of at most 8 bytes"):
         text_file(tmp_path / "a", option="--setup", longest=8)
     assert text_file(tmp_path / "a", option="--setup", longest=10) == "ééééé"
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "1e", "11e+08", "90 minutes"])
+def test_a_time_that_is_none_or_too_long_is_wrong_usage(text, capsys):
+    with pytest.raises(SystemExit):
+        a_parser().parse_args(["--steps", "1", "--wait", text])
+    assert "argument --wait: " in capsys.readouterr().err

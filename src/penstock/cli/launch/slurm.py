@@ -3,6 +3,7 @@
 import argparse
 import shlex
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.cli import launch_plan
@@ -17,7 +18,6 @@ from penstock.launch.engines.slurm_queue import (
     limit_of,
     preemption_note,
 )
-from penstock.launch.render.rendered import Rendered
 from penstock.launch.render.slurm import render
 from penstock.launch.spec import RunSpec, checked_setup, words_of_wrapper
 
@@ -95,13 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     launch_plan.check_free(plan)
     check_preemption(slurm.asked_partitions(plan.spec), **measured)
-    whole = Rendered(
-        files={plan.spec.command[1]: plan.recipe, **rendered.files},
-        commands=rendered.commands,
-        node_command=rendered.node_command,
-        settings=rendered.settings,
+    ident = slurm.submit(
+        plan.spec, plan.folder, replace(rendered, files=launch_plan.files_of(plan, rendered))
     )
-    ident = slurm.submit(plan.spec, plan.folder, whole)
     run_folder = shlex.quote(plan.spec.run_dir)
     print(
         f"submitted job {ident}: penstock launch status {run_folder} | penstock launch logs {run_folder} -f"
