@@ -22,7 +22,7 @@ def test_the_demo_tells_the_whole_story_and_can_be_repeated(tmp_path):
     before, after = map(int, re.search(r"tuned +(\d+)% -> (\d+)% of \d+ new questions", done.stdout).groups())
     assert before <= 5
     assert after > 95
-    call = 'How is the weather in Lomar? -> weather({"place": "Lomar"}), by the openai client'
+    call = 'How is the weather in Lomar? -> weather({"place": "Lomar"})'
     assert call in done.stdout
     evaluated = re.search(
         r"^questions +0 +\d+ +exact_match .* (\d\.\d+) +\d\.\d+$", done.stdout, re.MULTILINE

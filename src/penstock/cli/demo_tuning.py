@@ -132,22 +132,15 @@ def _share_right(address: str, model: str, questions: list[ExamQuestion]) -> flo
 
 
 def _call_a_tool(address: str) -> None:
-    """Print the call that the tuned model makes; by OpenAI's own client if it is installed."""
+    """Print the call that the tuned model makes."""
     text = "How is the weather in Lomar?"
-    body = {"model": "tuned", "messages": [{"role": "user", "content": text}], "tools": list(TOOLS)}
-    if find_spec("openai") is not None:
-        from openai import OpenAI
-
-        client: Any = OpenAI(base_url=f"{address}/v1", api_key="unused")  # Any: its types are of literals
-        message = client.chat.completions.create(**body, temperature=0).choices[0].message.model_dump()
-        how = "by the openai client"
-    else:
-        message = _asked(address, body | {"temperature": 0})
-        how = "by urllib: the openai client is not installed (pip install openai)"
+    messages = [{"role": "user", "content": text}]
+    body = {"model": "tuned", "messages": messages, "tools": list(TOOLS), "temperature": 0}
+    message = _asked(address, body)
     calls = [call["function"] for call in message.get("tool_calls") or []]
     if not calls:
         raise PenstockError("The tuned model did not call the tool", got=message.get("content"))
-    print(f"{text} -> {calls[0]['name']}({calls[0]['arguments']}), {how}", flush=True)
+    print(f"{text} -> {calls[0]['name']}({calls[0]['arguments']})", flush=True)
 
 
 def _asked(address: str, body: dict[str, Any]) -> dict[str, Any]:
