@@ -110,7 +110,7 @@ def test_every_answer_forbids_pages_to_fetch_from_elsewhere(run):
 
 def test_a_console_without_control_sends_no_request(run):
     with client(run) as asked:
-        found = asked.post(f"/api/runs/{id_of(asked)}/requests", json={"kind": "stop"}, headers=OWN)
+        found = asked.post(f"/api/runs/{id_of(asked)}/requests", json={"stop": True}, headers=OWN)
         assert found.status_code == 403
         assert "--control" in found.json()["error"]
         assert not asked.get(f"/api/runs/{id_of(asked)}").json()["control"]
@@ -255,12 +255,12 @@ def test_a_request_of_the_console_is_the_file_of_the_command(run, monkeypatch):
         address = "/api/runs/{}/requests".format(
             asked.get("/api/runs", headers=headers).json()["runs"][0]["id"]
         )
-        wanted = {"kind": "mixture", "weights": {"web": 0.6}, "reason": "more web"}
+        wanted = {"weights": {"web": 0.6}, "reason": "more web", "asked_by": "root"}
         assert asked.post(address, json=wanted, headers=headers).json() == {"number": 1, "running": False}
         wrong = asked.post(address, json={**wanted, "weights": {"wbe": 0.6}}, headers=headers)
         assert (wrong.status_code, "Did you mean 'web'" in wrong.text) == (400, True)
-        assert asked.post(address, json={"kind": "stop"}, headers=headers).status_code == 409, "no job runs"
-        assert asked.post(address, json={"kind": "sotp"}, headers=headers).status_code == 422
+        assert asked.post(address, json={"stop": True}, headers=headers).status_code == 409, "no job runs"
+        assert asked.post(address, json={"sotp": True}, headers=headers).status_code == 400
         found = asked.get(address, headers=headers).json()
         (listed,) = found["requests"]
         assert not found["running"]
@@ -278,31 +278,20 @@ def test_a_list_of_requests_tells_whether_a_job_is_there_to_reply(run):
 
 
 @pytest.mark.parametrize(
-    ("asked_for", "sent"),
+    "fields",
     [
-        ({"kind": "batch", "batch": 24, "reason": "noisy"}, {"batch_size": 24, "reason": "noisy"}),
-        ({"kind": "islands", "islands": 3}, {"islands": 3}),
-        ({"kind": "checkpoint"}, {"checkpoint": True}),
-        ({"kind": "stop"}, {"stop": True}),
+        {"batch_size": 24, "reason": "noisy"},
+        {"islands": 3},
+        {"checkpoint": True},
+        {"stop": True},
     ],
 )
-def test_every_kind_of_request_reaches_a_job_that_runs(run, monkeypatch, asked_for, sent):
+def test_every_kind_of_request_reaches_a_job_that_runs(run, monkeypatch, fields):
     monkeypatch.setattr(send, "recipe_of", lambda _: None)
     with client(run, control=True) as asked, exclusive(run, purpose="test"):
-        found = asked.post(f"/api/runs/{id_of(asked)}/requests", json=asked_for, headers=OWN)
+        found = asked.post(f"/api/runs/{id_of(asked)}/requests", json=fields, headers=OWN)
     assert (found.status_code, found.json()) == (200, {"number": 1, "running": True})
-    assert read_request(run, 1) == ControlRequest(number=1, asked_by="console", **sent)
-
-
-def test_the_last_step_that_the_console_skips_is_the_one_asked_for(run, monkeypatch):
-    monkeypatch.setattr(
-        send, "opened_run", lambda _: type("R", (), {"loader": type("L", (), {"corpora": {}})})
-    )
-    monkeypatch.setattr(send, "check_possible", lambda *_: None)
-    with client(run, control=True) as asked:
-        wanted = {"kind": "skip", "from": 10, "to": 20}
-        assert asked.post(f"/api/runs/{id_of(asked)}/requests", json=wanted, headers=OWN).status_code == 200
-    assert read_request(run, 1).skip_steps == (10, 21), "of Python's ranges: 21 is not skipped"
+    assert read_request(run, 1) == ControlRequest(number=1, asked_by="console", **fields)
 
 
 def test_a_run_between_two_starts_is_marked_and_the_page_told_so(run, monkeypatch):
@@ -310,13 +299,11 @@ def test_a_run_between_two_starts_is_marked_and_the_page_told_so(run, monkeypatc
     folder = JobFolder(run)
     with client(run, control=True) as asked:
         address = f"/api/runs/{id_of(asked)}/requests"
-        assert asked.post(address, json={"kind": "stop"}, headers=OWN).status_code == 409
+        assert asked.post(address, json={"stop": True}, headers=OWN).status_code == 409
         folder.make()
         folder.mark_started("j1")
-        assert (
-            "end before they train" in asked.post(address, json={"kind": "stop"}, headers=OWN).json()["said"]
-        )
-        assert asked.post(address, json={"kind": "checkpoint"}, headers=OWN).status_code == 409
+        assert "end before they train" in asked.post(address, json={"stop": True}, headers=OWN).json()["said"]
+        assert asked.post(address, json={"checkpoint": True}, headers=OWN).status_code == 409
     assert folder.is_to_stop("j1")
     assert open_requests(run) == []
 

@@ -193,7 +193,7 @@ export class MixtureView {
 
   #confirm() {
     const lines = Object.keys(this.now).filter((name) => Math.abs(this.weights[name] - this.now[name]) > 5e-4).map((name) => `${name}: ${percent(this.now[name])} \u2192 ${percent(this.weights[name])}`);
-    this.#send("Change the mixture?", lines, { kind: "mixture", weights: requested(this.now, this.set), reason: this.reason.value.trim() }, this.said);
+    this.#send("Change the mixture?", lines, { weights: requested(this.now, this.set), reason: this.reason.value.trim() }, this.said);
   }
 
   /** Ask once, send, and follow the request until the job has answered; where it was pressed, say how it goes. */
@@ -201,7 +201,7 @@ export class MixtureView {
     if (!(await this.#isConfirmed(question, lines))) return;
     try {
       const { number, said, running } = await api.request(this.page.id, request);
-      place.replaceChildren(said || sentAs(number, request.kind, running));
+      place.replaceChildren(said || sentAs(number, Object.keys(request)[0], running));
       if (!said) this.#wait(number, place);
     } catch (error) {
       place.replaceChildren(error.message, error.status ? "" : " The request may have been sent: check the requests of this run before you send it again.");
@@ -243,7 +243,7 @@ export class MixtureView {
   }
 
   #actions() {
-    const act = (title, text, kind, fields, hint) => {
+    const act = (title, text, fields, request, hint) => {
       const inputs = fields.map(([name, label, value]) => [name, el("input", { type: "number", min: "1", step: "1", value: value ?? "", "aria-label": label, placeholder: label })]);
       const said = el("p", { role: "status", class: "said-now" }), button = el("button", { type: "submit", class: "button", disabled: !this.#isAllowed }, text);
       return el("form", { class: "action", on: { submit: (event) => {
@@ -251,15 +251,15 @@ export class MixtureView {
         const values = Object.fromEntries(inputs.map(([name, input]) => [name, input.valueAsNumber]));
         const missing = inputs.find(([, input]) => !Number.isFinite(input.valueAsNumber));
         if (missing) return missing[1].focus();
-        this.#send(`${title}?`, [hint, ...Object.entries(values).map(([name, value]) => `${name}: ${count(value)}`)], { kind, ...values }, said);
+        this.#send(`${title}?`, [hint, ...Object.entries(values).map(([name, value]) => `${name}: ${count(value)}`)], request(values), said);
       } } }, el("div", {}, el("h3", {}, title), el("p", { class: "quiet" }, hint)), inputs.map(([, input]) => input), button, said);
     };
     this.body.append(el("section", { class: "card", "aria-label": "Other requests" }, el("h2", {}, "Other requests"), el("div", { class: "actions" },
-      act("Save a checkpoint now", "Save\u2026", "checkpoint", [], "At the next step; training continues."),
-      act("Stop after saving", "Stop\u2026", "stop", [], "Saves a checkpoint and ends the job. penstock train resumes it."),
-      act("Skip steps", "Skip\u2026", "skip", [["from", "first step"], ["to", "last step"]], "Their samples are left out, on all ranks."),
-      act("Islands", "Restart\u2026", "islands", [["islands", "islands"]], "The job restarts with this number of islands after their next sync."),
-      act("Batch size", "Set\u2026", "batch", [["batch", "rows a step"]], "Rows of a step. All ranks agree on the first step with the new size."))));
+      act("Save a checkpoint now", "Save\u2026", [], () => ({ checkpoint: true }), "At the next step; training continues."),
+      act("Stop after saving", "Stop\u2026", [], () => ({ stop: true }), "Saves a checkpoint and ends the job. penstock train resumes it."),
+      act("Skip steps", "Skip\u2026", [["from", "first step"], ["to", "last step"]], ({ from, to }) => ({ skip_steps: [from, to + 1] }), "Their samples are left out, on all ranks."),
+      act("Islands", "Restart\u2026", [["islands", "islands"]], (values) => values, "The job restarts with this number of islands after their next sync."),
+      act("Batch size", "Set\u2026", [["batch", "rows a step"]], ({ batch }) => ({ batch_size: batch }), "Rows of a step. All ranks agree on the first step with the new size."))));
     this.list = el("section");
     this.body.append(this.list);
   }

@@ -4,10 +4,10 @@ What is sent is the file that `penstock control` writes, checked as it checks it
 questions about runs; the job decides. Without --control nothing is sent.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
 from penstock.console.access import refusal
@@ -16,22 +16,6 @@ from penstock.console.state import console_of, run_of
 router = APIRouter(prefix="/api")
 
 Reply = dict[str, Any]  # Any: JSON values
-
-
-class Asked(BaseModel):
-    """Request to a job; which fields it has follows from its kind."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    kind: Literal["mixture", "islands", "skip", "stop", "checkpoint", "batch"]
-    weights: dict[str, float] | None = None
-    at_step: int | None = None
-    islands: int | None = None
-    first: int | None = Field(default=None, alias="from")
-    last: int | None = Field(default=None, alias="to")
-    """Last step to skip."""
-    batch: int | None = None
-    reason: str = ""
 
 
 class Weights(BaseModel):
@@ -43,14 +27,17 @@ class Weights(BaseModel):
 
 
 @router.post("/runs/{run_id}/requests", response_model=None)
-def ask(request: Request, run_id: str, asked: Asked) -> Reply | Response:
-    """Send a request to the run's job; return its number and whether a job runs, or what was done instead."""
+def ask(request: Request, run_id: str, asked: Reply) -> Reply | Response:
+    """Send a request, with the fields of `ControlRequest`, to the run's job.
+
+    Return its number and whether a job runs, or what was done instead.
+    """
     console = console_of(request)
     if not console.rules.control:
         return refusal(403, "This console is read-only. Start it with --control to send requests.")
     folder, client = run_of(request, run_id).folder, request.scope["client_name"]
     asked_by = f"console: {client}" if client else "console"
-    return console.data.ask("request", folder, asked=asked.model_dump(), asked_by=asked_by)
+    return console.data.ask("request", folder, asked=asked, asked_by=asked_by)
 
 
 @router.get("/runs/{run_id}/requests")

@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.checkpoint.find import find, saved_of
 from penstock.checkpoint.layout import step_of
+from penstock.core import config
 from penstock.core.errors import PenstockError
 from penstock.engine.scheduling.groups import cache_groups, rows_of
 from penstock.train.control.apply_request import in_force, reweighed
@@ -120,31 +121,15 @@ def request(folder: Path, *, asked: Mapping[str, Any], asked_by: str) -> Answer:
     """Send a request to the run's job; return its number and whether a job runs, or what was done instead.
 
     Args:
-        asked: `kind`, and the fields of this kind.
+        asked: fields of `ControlRequest`.
         asked_by: who asks, for the run's record.
 
     Raises:
         NoJob: the request needs a running job.
         PenstockError: the request is not valid, or the job could not apply it.
     """
-    sent = send(folder, _request_of(asked, asked_by))
+    sent = send(folder, config.build(ControlRequest, {**asked, "asked_by": asked_by}))
     return {"said": sent} if isinstance(sent, str) else {"number": sent, "running": job_is_running(folder)}
-
-
-def _request_of(asked: Mapping[str, Any], asked_by: str) -> ControlRequest:
-    given: dict[str, Any] = {"reason": asked["reason"], "asked_by": asked_by}
-    match asked["kind"]:
-        case "mixture":
-            given |= {"weights": asked["weights"] or {}, "at_step": asked["at_step"]}
-        case "islands":
-            given |= {"islands": asked["islands"] or 0}
-        case "skip":
-            given |= {"skip_steps": (asked["first"] or 0, (asked["last"] or 0) + 1)}
-        case "batch":
-            given |= {"batch_size": asked["batch"] or 0}
-        case kind:
-            given |= {kind: True}
-    return ControlRequest(**given)
 
 
 def _mixture_of(opened: OpenRun, step: int, shares: dict[str, float] | None) -> Answer:

@@ -58,21 +58,16 @@ def test_only_what_is_checked_against_the_corpora_needs_them(client, run):
     for name in ("web", "code"):
         shutil.rmtree(run.parent / name)
     with job(run):
-        for kind, fields in (
-            ("stop", {}),
-            ("checkpoint", {}),
-            ("batch", {"batch": 8}),
-            ("islands", {"islands": 2}),
-        ):
-            sent = ask(client, kind=kind, **fields)
-            assert (sent.status_code, sent.json()["running"]) == (200, True), kind
+        for fields in ({"stop": True}, {"checkpoint": True}, {"batch_size": 8}, {"islands": 2}):
+            sent = ask(client, **fields)
+            assert (sent.status_code, sent.json()["running"]) == (200, True), fields
             assert read_request(run, sent.json()["number"]).asked_by == "console"
-        for kind, fields in (("mixture", {"weights": {"web": 0.5}}), ("skip", {"from": 8, "to": 9})):
-            assert ask(client, kind=kind, **fields).status_code == 400, kind
+        for fields in ({"weights": {"web": 0.5}}, {"skip_steps": [8, 10]}):
+            assert ask(client, **fields).status_code == 400, fields
 
 
 def test_a_stop_is_sent_to_a_job_that_starts_while_its_run_is_marked(run, monkeypatch):
-    asked = {"asked": {"kind": "stop", "reason": ""}, "asked_by": "console"}
+    asked = {"asked": {"stop": True}, "asked_by": "console"}
     monkeypatch.setattr(send, "stop_between_starts", lambda _: "It ends before its next start")
     assert run_questions.request(run, **asked) == {"said": "It ends before its next start"}
     with job(run):
@@ -82,7 +77,7 @@ def test_a_stop_is_sent_to_a_job_that_starts_while_its_run_is_marked(run, monkey
 
 
 def test_what_needs_a_job_is_refused_where_none_runs(client):
-    refused = ask(client, kind="checkpoint")
+    refused = ask(client, checkpoint=True)
     assert (refused.status_code, refused.json()["error"]) == (
         409,
         "No job runs on it. A run that was stopped has its checkpoints.",
@@ -91,7 +86,7 @@ def test_what_needs_a_job_is_refused_where_none_runs(client):
 
 def test_a_folder_that_cannot_be_written_is_a_sentence(client, run):
     (run / "control").write_text("a file")
-    refused = ask(client, kind="batch", batch=8)
+    refused = ask(client, batch_size=8)
     assert refused.status_code == 500
     assert refused.json()["error"].startswith("A file cannot be read or written: ")
     assert str(run / "control") in refused.json()["error"]
