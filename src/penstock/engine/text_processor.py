@@ -16,6 +16,7 @@ from penstock.engine.detokenizer import TextStream
 from penstock.engine.embedding_rules import EmbeddingRules, read_rules
 from penstock.engine.sampling_params import Sampling
 from penstock.text.chat_template import ChatTemplate, Message, load_template, render
+from penstock.text.companions import model_end_ids
 from penstock.text.tokenizer import Tokenizer
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -202,7 +203,7 @@ def _stop_ids(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> fro
     found: list[Any] = [tokenizer.eos_id, tokenizer.id_of(named)]
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
-            stored: Any = load_json(folder / name).get("eos_token_id")  # an id or a list of ids
+            stored = model_end_ids(load_json(folder / name))  # an id or a list of ids
             found += stored if isinstance(stored, list) else [stored]
     return frozenset(token for token in found if isinstance(token, int) and token >= 0)  # -1 means none
 

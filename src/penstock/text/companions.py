@@ -1,7 +1,7 @@
 """Files that belong to a tokenizer.json: names of special tokens, chat templates, end tokens of answers."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +59,14 @@ def end_ids(files: dict[str, str]) -> int | list[int] | None:
 
 
 def _end_ids(folders: Sequence[Path]) -> int | list[int] | None:
-    for folder in folders:
-        if (folder / "config.json").is_file():
-            ends: int | list[int] | None = _json(folder / "config.json").get("eos_token_id")
-            if ends is not None:
-                return ends
-    return None
+    paths = [path for folder in folders if (path := folder / "config.json").is_file()]
+    return next((ends for path in paths if (ends := model_end_ids(_json(path))) is not None), None)
+
+
+def model_end_ids(config: Mapping[str, Any]) -> Any:  # Any: JSON
+    """Return the end tokens that a `config.json` names: of the model, or else of its language model."""
+    ends, text = config.get("eos_token_id"), config.get("text_config")
+    return text.get("eos_token_id") if ends is None and isinstance(text, Mapping) else ends
 
 
 def _text(path: Path) -> str:

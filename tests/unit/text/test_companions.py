@@ -34,6 +34,10 @@ def test_end_tokens_that_only_a_models_config_names_are_kept(tmp_path):
     own = write(tmp_path / "b", config__json={"eos_token_id": 3}, generation_config__json={"eos_token_id": 7})
     assert end_ids(companions_of([own])) == 7
     assert end_ids(companions_of([write(tmp_path / "c", config__json={"run": {}})])) is None
+    part = {"text_config": {"eos_token_id": [1, 106]}}
+    assert end_ids(companions_of([write(tmp_path / "d", config__json=part)])) == [1, 106]
+    both = {**part, "eos_token_id": 1}
+    assert end_ids(companions_of([write(tmp_path / "e", config__json=both)])) == 1
 
 
 def test_a_damaged_companion_is_named(tmp_path):
