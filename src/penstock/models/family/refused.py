@@ -59,9 +59,9 @@ _BY_KEY: tuple[tuple[str, Callable[[Raw], bool]], ...] = (
     ("chunked windows", _any("attention_chunk_size")),
     (
         "LayerNorm",
-        _any(
+        lambda raw: _any(
             "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_epsilon", "layernorm_embedding"
-        ),
+        )(raw) and not _has_root_mean_square_norms(raw),
     ),
     ("learned positions, or none but a bias", _any("n_positions", "alibi", "max_seq_len", "n_ctx")),
     ("another activation than SiLU, GELU with tanh or squared ReLU", _activation),
@@ -97,10 +97,19 @@ def missing_parts(raw: Raw) -> list[str]:
 
     >>> missing_parts({"model_type": "deepseek_v3", "n_routed_experts": 256, "kv_lora_rank": 512})
     ['experts', 'latent attention']
+    >>> missing_parts({"model_type": "chatglm", "rmsnorm": True, "layernorm_epsilon": 1e-5, "auto_map": {}})
+    ['the network of its own code (auto_map)']
     """
     found = [name for name, has in _BY_KEY if has(raw)]
     by_type = MISSING_BY_TYPE.get(str(raw.get("model_type")), ())
-    return [*found, *(name for name in by_type if name not in found)]
+    parts = [*found, *(name for name in by_type if name not in found)]
+    has_code = isinstance(raw.get("auto_map"), Mapping)
+    return parts or (["the network of its own code (auto_map)"] if has_code else [])
+
+
+def _has_root_mean_square_norms(raw: Raw) -> bool:
+    """Return True for models whose keys name LayerNorm, though their norms have no mean."""
+    return bool(raw.get("rmsnorm")) or raw.get("model_type") == "exaone"
 
 
 def _nested(rule: object) -> bool:
