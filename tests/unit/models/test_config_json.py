@@ -93,7 +93,7 @@ GRANITE_4 = {"model_type": "granitemoehybrid", "num_local_experts": 0, "layer_ty
         ({"model_type": "cwm", "rope_theta": 7000.0}, "rope_theta is outside of rope_parameters"),
         ({"model_type": "bert", "layer_types": 5, "block_types": True}, "not supported"),
         ({"model_type": ["llama"]}, "not supported"),
-        ({"model_type": {}, "text_config": {"model_type": "llama"}}, "lacks|not|vocab_size"),
+        ({"model_type": {}, "text_config": {"model_type": "cwm"}}, "config.json lacks"),
         ({"rope_parameters": {"rope_type": ["a"]}}, "Unknown rope_type"),
         ({"rope_theta": 10**400}, "must be a number"),
         ({**GRANITE_SWA, "layer_rope_theta": [10**400, 0]}, "none negative or infinite"),

@@ -27,9 +27,12 @@ SIZES = frozenset(
 )
 """Keys without a default: a config.json that lacks one is refused."""
 
+QUANTISATION = ("quantization_config", "quantization")
+"""Keys that say how weights are quantised: of transformers, and of MLX."""
+
 READ = SIZES | {
     "model_type", "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps",
-    "tie_word_embeddings", "hidden_act", "quantization_config", "rope_theta", "rope_scaling",
+    "tie_word_embeddings", "hidden_act", *QUANTISATION, "rope_theta", "rope_scaling",
     "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings", IGNORED_KEYS,
 }  # fmt: skip
 """Keys that are read for every family."""
@@ -38,7 +41,7 @@ BOOKKEEPING = frozenset(
     {
         # who wrote the file, and with which classes
         "architectures", "transformers_version", "_name_or_path", "name_or_path", "_commit_hash",
-        "unsloth_fixed", "unsloth_version", "transformers.js_config", "tokenizer_class",
+        "unsloth_fixed", "unsloth_version", "model_name", "transformers.js_config", "tokenizer_class",
         # dtype, initial values and dropout: weights are read in their own dtype, and Penstock has no dropout
         "dtype", "torch_dtype", "initializer_range", "attention_dropout", "classifier_dropout",
         # special tokens and lengths: read from the tokenizer's files and generation_config.json
@@ -78,6 +81,15 @@ DEFAULTS: Mapping[str, object] = {
 }
 """Defaults that transformers' classes share."""
 
+SIZES_OF_LLAMA: Mapping[str, int] = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+"""Sizes in transformers' class of Llama, which several classes were copied from."""
+
 Raw = Mapping[str, Any]  # Any: JSON
 Projection = Literal["query", "key", "value", "output"]
 
@@ -96,13 +108,17 @@ class Family:
     """Key -> its value in transformers' class where config.json lacks it. A key that is not read changes
     nothing at this value."""
     sizes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """Keys of SIZES that published folders leave out -> their values in transformers' class."""
+    """Keys of SIZES that a `text_config` may leave out -> their values in transformers' class. transformers 4
+    wrote them where they differ from these."""
     default_rope: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     """`rope_parameters` of transformers' class where config.json has none."""
     rope_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Rules of rotary scaling that the family calls by another name: its name -> `RopeType`."""
     ignored: frozenset[str] = BOOKKEEPING
     """Keys of config.json that are harmless at any value."""
+    own_code: str = ""
+    """Module of Python that published folders bring (`auto_map`), and that computes what transformers' class
+    does."""
     settings: frozenset[str] = frozenset()
     """Fields of NEUTRAL that the family has; those of `own_keys` are read and written by their own names."""
     full_rope: Callable[[Raw], Raw] = lambda raw: raw
@@ -162,9 +178,18 @@ class Family:
         """
         if value is None or key in self.keys or key in self.ignored:
             return True
+        if key == "auto_map":
+            return self._is_own_code(value)
         has_qk_norm = {"use_qk_norm": self.qk_norm is not None}
         neutral = {**NEUTRAL, **_NEUTRAL_ELSEWHERE, **has_qk_norm, **self.defaults}
         return key in neutral and value == neutral[key]
+
+    def _is_own_code(self, classes: object) -> bool:
+        """Return True if the models of an `auto_map` are all in `own_code`."""
+        if not self.own_code or not isinstance(classes, Mapping):
+            return False
+        models = [str(name) for auto, name in classes.items() if str(auto).startswith("AutoModel")]
+        return all(name.rpartition("--")[2].partition(".")[0] == self.own_code for name in models)
 
 
 NEUTRAL: Mapping[str, object] = {
@@ -195,6 +220,7 @@ _NEUTRAL_ELSEWHERE: Mapping[str, object] = {
     "is_llama_config": True,
     "lm_head_bias": False,
     "norm_type": "rms",
+    "normalization_function": "rmsnorm",
     "pruned_heads": {},
     "rope_interleaved": False,
     "tie_encoder_decoder": False,

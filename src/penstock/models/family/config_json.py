@@ -8,10 +8,11 @@ from typing import Any, get_args
 from penstock.core.errors import ConfigError, ModelError
 from penstock.models.decoder.config import DecoderConfig, check_ceilings
 from penstock.models.families import FAMILY, supported_families
-from penstock.models.family.base import IGNORED_KEYS, NEUTRAL, SIZES, Family
+from penstock.models.family.base import IGNORED_KEYS, NEUTRAL, QUANTISATION, SIZES, Family
 from penstock.models.family.refused import missing_parts
 from penstock.nn.rope_scaling import ROPE_KEYS, read_rope, write_rope
 
+_TIED = "tie_word_embeddings"
 _LONGEST_VALUE = 60
 """Characters of a value in a message."""
 
@@ -28,7 +29,7 @@ def config_of(raw: Mapping[str, Any], *, ignored_keys: Collection[str] = ()) -> 
     Raises:
         ModelError: unsupported model type, missing size, unsupported feature, or unknown key.
     """
-    raw = text_part(raw)
+    whole, raw = raw, text_part(raw)
     model_type = str(raw.get("model_type"))
     if model_type not in FAMILY:
         parts = missing_parts(raw)
@@ -38,11 +39,12 @@ def config_of(raw: Mapping[str, Any], *, ignored_keys: Collection[str] = ()) -> 
         )
     family: Family = FAMILY[model_type]
     ignored = [name for name in ignored_keys if _has(raw, name)]
-    raw = {**family.sizes, **family.defaults, **_without(raw, ignored, family)}
-    if raw.get("quantization_config"):
+    if any(raw.get(key) for key in QUANTISATION):
         raise ModelError(
             "Quantised weights cannot be opened", fix="Use the model's bfloat16 or float32 folder."
         )
+    sizes = {} if raw is whole else family.sizes
+    raw = {**sizes, **family.defaults, **_without(raw, ignored, family)}
     if raw[family.activation_key] not in family.activation_names:
         raise ModelError(
             f"{family.activation_key} must be {family.activation_names[0]}",
@@ -77,14 +79,17 @@ def config_of(raw: Mapping[str, Any], *, ignored_keys: Collection[str] = ()) -> 
 def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: JSON
     """Return the part of a `config.json` that describes the language model.
 
-    A model that also reads images or audio has it under `text_config`. Keys of the whole model say whether
-    its matrices are tied, and how they are quantised: transformers does not read these of the part.
+    A model that also reads images or audio has it under `text_config`. Keys of the whole model say how its
+    matrices are quantised: transformers does not read these of the part. Matrices are tied if either says so:
+    transformers 4 read the part, transformers 5 reads the whole.
     """
     text = raw.get("text_config")
     if str(raw.get("model_type")) in FAMILY or not isinstance(text, Mapping):
         return raw
-    shared = ("tie_word_embeddings", "quantization_config", IGNORED_KEYS)
-    return {**text, **{key: raw[key] for key in shared if key in raw}}
+    shared = {key: raw[key] for key in (_TIED, *QUANTISATION, IGNORED_KEYS) if key in raw}
+    if _TIED in shared:
+        shared[_TIED] = shared[_TIED] or text.get(_TIED, False)
+    return {**text, **shared}
 
 
 def _ignored_before(raw: Mapping[str, Any]) -> list[str]:  # Any: JSON

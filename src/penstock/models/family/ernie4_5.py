@@ -28,6 +28,7 @@ def _write(config: "DecoderConfig") -> Raw:
 
 FAMILY = Family(
     architecture="Ernie4_5ForCausalLM",
+    own_code="modeling_ernie4_5",  # a class of transformers since 4.54
     limits="sizes with experts",
     own_keys=frozenset({"use_bias"}),
     settings=frozenset({"attention_bias", "mlp_bias"}),

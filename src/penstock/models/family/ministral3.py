@@ -30,6 +30,7 @@ FAMILY = Family(
         "rms_norm_eps": 1e-5,
         "sliding_window": None,
     },
+    sizes={**MISTRAL.sizes, "vocab_size": 131_072, "num_hidden_layers": 34},
     default_rope={
         "rope_type": "yarn",
         "rope_theta": 1e6,

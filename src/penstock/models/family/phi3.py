@@ -35,9 +35,9 @@ def _write(config: "DecoderConfig") -> Raw:
     return {"rope_scaling": rule, "original_max_position_embeddings": original}
 
 
-# auto_map: published folders name code of their own, which transformers has had as a class since 4.40
 FAMILY = Family(
     architecture="Phi3ForCausalLM",
+    own_code="modeling_phi3",  # a class of transformers since 4.40
     own_keys=frozenset({"sliding_window"}),
     settings=frozenset({"partial_rotary_factor"}),
     rotates_part=True,
@@ -51,7 +51,7 @@ FAMILY = Family(
     rope_names={"su": "longrope", "yarn": "longrope"},  # of folders before transformers 4.43
     write=_write,
     check=_check,
-    ignored=BOOKKEEPING | {"resid_pdrop", "embd_pdrop", "auto_map"},
+    ignored=BOOKKEEPING | {"resid_pdrop", "embd_pdrop"},
     tensors=TensorLayout(
         fused={
             "self_attn.qkv_proj": ("attention.query", "attention.key", "attention.value"),
