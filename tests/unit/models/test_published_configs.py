@@ -400,6 +400,32 @@ def test_matrices_are_tied_if_the_whole_or_its_part_says_so(whole, part, tied):
     assert not config_of(says_false).tie_word_embeddings  # though its class ties
 
 
+SMOLVLM = CASES["HuggingFaceTB/SmolVLM2-500M-Video-Instruct"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("perceiver_config", {"resampler_depth": 6, "qk_layer_norms_perceiver": False}),
+        ("is_composition", True),
+        ("tf_legacy_loss", False),
+        ("use_bfloat16", False),
+    ],
+)
+def test_what_a_text_config_has_of_other_parts_is_passed_over(key, value):
+    text = {**SMOLVLM["text_config"], key: value}
+    assert config_of({**SMOLVLM, "text_config": text}) == config_of(SMOLVLM)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("activation", "gelu"), ("parallel_attn", True), ("qk_layer_norms", True), ("use_resampler", True)],
+)
+def test_what_no_llama_has_is_refused(key, value):
+    with pytest.raises(ModelError, match=f"does not read: {key} = "):
+        config_of({**CASES["tiiuae/Falcon3-3B-Base"], key: value})
+
+
 def test_norms_that_no_granite_has_are_refused():
     with pytest.raises(ModelError, match='normalization_function = "layernorm"'):
         config_of({**CASES["ankitdhiman/nero"], "normalization_function": "layernorm"})

@@ -41,8 +41,11 @@ BOOKKEEPING = frozenset(
     {
         # who wrote the file, and with which classes
         "architectures", "transformers_version", "_name_or_path", "name_or_path", "_commit_hash",
-        "unsloth_fixed", "unsloth_version", "model_name", "transformers.js_config", "tokenizer_class",
-        # dtype, initial values and dropout: weights are read in their own dtype, and Penstock has no dropout
+        "unsloth_fixed", "unsloth_version", "model_name", "is_composition", "transformers.js_config",
+        "tokenizer_class",
+        # dtype, initial values, dropout, and noise in training: weights are read in their own dtype, and
+        # Penstock has neither dropout nor noise
+        "use_bfloat16", "neftune_noise_alpha", "tf_legacy_loss",
         "dtype", "torch_dtype", "initializer_range", "attention_dropout", "classifier_dropout",
         # special tokens and lengths: read from the tokenizer's files and generation_config.json
         "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id",
@@ -180,9 +183,14 @@ class Family:
             return True
         if key == "auto_map":
             return self._is_own_code(value)
-        has_qk_norm = {"use_qk_norm": self.qk_norm is not None}
-        neutral = {**NEUTRAL, **_NEUTRAL_ELSEWHERE, **has_qk_norm, **self.defaults}
+        own = {"use_qk_norm": self.qk_norm is not None, "activation": self._gate_name}
+        neutral = {**NEUTRAL, **_NEUTRAL_ELSEWHERE, **own, **self.defaults}
         return key in neutral and value == neutral[key]
+
+    @property
+    def _gate_name(self) -> str | None:
+        """The feed-forward layer as Falcon 3 names it; None: it has no such name."""
+        return "swiglu" if self.has_gate and self.activation == "silu" else None
 
     def _is_own_code(self, classes: object) -> bool:
         """Return True if the models of an `auto_map` are all in `own_code`."""
@@ -221,11 +229,14 @@ _NEUTRAL_ELSEWHERE: Mapping[str, object] = {
     "lm_head_bias": False,
     "norm_type": "rms",
     "normalization_function": "rmsnorm",
+    "parallel_attn": False,
     "pruned_heads": {},
+    "qk_layer_norms": False,
     "rope_interleaved": False,
     "tie_encoder_decoder": False,
     "use_cla": False,
     "use_mrope": False,
+    "use_resampler": False,
     "use_rotary_pos_emb": True,
 }
 """Keys of published folders that these classes of transformers do not have, with their neutral values."""
