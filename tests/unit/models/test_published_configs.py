@@ -417,6 +417,14 @@ def test_what_a_text_config_has_of_other_parts_is_passed_over(key, value):
     assert config_of({**SMOLVLM, "text_config": text}) == config_of(SMOLVLM)
 
 
+def test_a_whole_model_with_code_of_its_own_is_refused_unless_the_code_is_ignored():
+    classes = {"AutoModelForCausalLM": "modeling_both_ways.SmolVLM"}
+    with pytest.raises(ModelError, match=r"auto_map = .* --ignore-key auto_map"):
+        config_of({**SMOLVLM, "auto_map": classes})
+    config = config_of({**SMOLVLM, "auto_map": classes}, ignored_keys=["auto_map"])
+    assert config.ignored_keys == ("auto_map",)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("activation", "gelu"), ("parallel_attn", True), ("qk_layer_norms", True), ("use_resampler", True)],

@@ -80,13 +80,13 @@ def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: JSON
     """Return the part of a `config.json` that describes the language model.
 
     A model that also reads images or audio has it under `text_config`. Keys of the whole model say how its
-    matrices are quantised: transformers does not read these of the part. Matrices are tied if either says so:
-    transformers 4 read the part, transformers 5 reads the whole.
+    matrices are quantised, and whose code computes it: transformers does not read these of the part. Matrices
+    are tied if either says so: transformers 4 read the part, transformers 5 reads the whole.
     """
     text = raw.get("text_config")
     if str(raw.get("model_type")) in FAMILY or not isinstance(text, Mapping):
         return raw
-    shared = {key: raw[key] for key in (_TIED, *QUANTISATION, IGNORED_KEYS) if key in raw}
+    shared = {key: raw[key] for key in (_TIED, *QUANTISATION, "auto_map", IGNORED_KEYS) if key in raw}
     if _TIED in shared:
         shared[_TIED] = shared[_TIED] or text.get(_TIED, False)
     return {**text, **shared}
