@@ -24,7 +24,14 @@ from penstock.core.env import cache_folder, set_compiled_programs
 from penstock.nn.dtensor import local
 from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.nn.linear.dropout import with_token_keys
-from penstock.nn.linear.float8 import RECIPES, Float8TrainingLinear, Multiply, Recipe, has_native
+from penstock.nn.linear.float8 import (
+    RECIPES,
+    Float8TrainingLinear,
+    Multiply,
+    Recipe,
+    find_scales_at_once,
+    has_native,
+)
 from penstock.nn.triton_support import compiles
 from penstock.parallel.activation_checkpointing import recompute
 from penstock.parallel.activation_checkpointing_plan import Mode
@@ -164,6 +171,7 @@ def _wrap_blocks(
 
     def with_step() -> None:
         """Give the blocks what their parameters and layers have within a pass only."""
+        find_scales_at_once(cast(nn.ModuleList, model.layers))
         if casts_to is not None:
             compute_blocks_in(model, casts_to)
         if drops:
@@ -226,7 +234,6 @@ def multiply_in_8_bits(model: nn.Module, recipe: Recipe, *, native: bool) -> Non
         native: the devices have the instructions; layers that are too small to gain by them are left as they
             are (`Recipe.pays`). Where products are emulated, no layer is.
     """
-    multiply = Multiply(recipe, native)
     for module in model.get_submodule("layers").modules():
         if isinstance(module, nn.Linear) and native:
             outputs, inputs = local(module.weight).shape
@@ -235,7 +242,7 @@ def multiply_in_8_bits(model: nn.Module, recipe: Recipe, *, native: bool) -> Non
         if type(module) is nn.Linear:
             module.__class__ = Float8TrainingLinear
         if isinstance(module, Float8TrainingLinear) or _is_sliced(module):
-            module.multiply = multiply  # type: ignore[assignment]  # not a module or tensor
+            module.multiply = Multiply(recipe, native)  # type: ignore[assignment]  # not a module or tensor
 
 
 def _is_sliced(module: nn.Module) -> bool:

@@ -69,8 +69,7 @@ def step_counts(world: World, setting: str, layers: int) -> dict[str, object]:
         found["of_fsdp"] = (
             sum(n for name, n in kernels.items() if any(one in name for one in _OF_FSDP)) / steps
         )
-        most = None if setting == "float8_tensorwise" else _MAX_KERNELS  # whose bound is not reached: all
-        found["kernels"] = _named(kernels.most_common(most), steps)
+        found["kernels"] = _named(kernels.most_common(_MAX_KERNELS), steps)
         found["waits_at"] = {place: n / steps for place, n in (long.waits - short.waits).items()}
         if isinstance(trainer, Ours):
             found |= _memory(trainer)

@@ -27,7 +27,6 @@ from penstock.nn.linear.float8 import (
     MANTISSA_OF_LARGEST,
     NATIVE_MULTIPLE,
     ROW,
-    power_of_two,
     product_of_rows,
     scaled,
 )
@@ -281,7 +280,7 @@ class Float8Linear(_Quantized):
         self.is_native = is_native
         matrix = scaled(linear.weight.detach(), ROW, torch.float8_e4m3fn)
         self.register_buffer("codes", matrix.codes, persistent=False)
-        self.register_buffer("scales", power_of_two(matrix.exponents), persistent=False)
+        self.register_buffer("scales", matrix.scales, persistent=False)
 
     def matrix(self) -> Float[Tensor, "outputs inputs"]:
         """Return the matrix in float32, from codes and scales."""
@@ -302,7 +301,7 @@ class Float8Linear(_Quantized):
             missing = -len(tokens) % multiple
             padded = functional.pad(tokens, (0, 0, 0, missing)) if missing else tokens
             left = scaled(padded, ROW, torch.float8_e4m3fn)
-            codes, scales = left.codes, power_of_two(left.exponents)
+            codes, scales = left.codes, left.scales
         out = product_of_rows(
             codes, self.codes, scales, self.scales, x.dtype, native=self.is_native, fast=True
         )

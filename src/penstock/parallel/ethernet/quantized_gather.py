@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
-from penstock.nn.linear.float8 import ROW, Multiply, Scaled, scaled
+from penstock.nn.linear.float8 import ROW, Multiply, Scaled, power_of_two, scaled
 from penstock.parallel.config import Gather
 from penstock.parallel.ethernet.codecs import decode, encode
 from penstock.parallel.ethernet.wire_size import CodecName
@@ -47,7 +47,7 @@ class _InRowsOfFloat8:
 
     def decode(self, received: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         codes = received[:, :-1].contiguous().view(torch.float8_e4m3fn)
-        return Scaled(codes, received[:, -1:], shape[1]).values(dtype)
+        return Scaled(codes, received[:, -1:], power_of_two(received[:, -1:]), shape[1]).values(dtype)
 
 
 _WireFormat = _InBlocks | _InRowsOfFloat8

@@ -13,6 +13,7 @@ from penstock.nn.linear.float8 import (
     Float8TrainingLinear,
     Multiply,
     Recipe,
+    find_scales_at_once,
     has_native,
     product,
     scaled,
@@ -214,3 +215,52 @@ def test_a_layer_compiles_without_a_graph_break(name: str) -> None:
         torch.autograd.grad(compiled, inputs, g), torch.autograd.grad(plain, inputs, g), strict=True
     ):
         assert torch.equal(found, expected)
+
+
+class Layers(nn.Sequential):
+    """A block of three float8 layers."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(*(Float8TrainingLinear(*size) for size in ((64, 32), (32, 48), (48, 16))))
+        for layer in self:
+            layer.multiply = Multiply(RECIPES[name], native=False)
+        self.to(torch.bfloat16)
+
+
+def outputs_and_gradients(block: nn.Module, x: Tensor) -> list[Tensor]:
+    out = block(x)
+    return [out, *torch.autograd.grad(out, (x, *block.parameters()), torch.ones_like(out))]
+
+
+# torch 2.13's own tracing of an autograd.Function makes an instance of it
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("name", "compiled"), [*((name, False) for name in RECIPES), ("float8_tensorwise", True)]
+)
+def test_scales_found_at_once_change_no_bit(name: str, compiled: bool) -> None:
+    block = Layers(name)
+    with torch.no_grad():
+        block[0].weight[3, 5] = 300.0  # a scale of its own, and a negative number that is the largest
+        block[1].weight[7, 1] = -7.5
+        block[2].weight.zero_()
+    x = torch.randn(10, 64, dtype=torch.bfloat16, requires_grad=True)
+    expected = outputs_and_gradients(block, x)
+    find_scales_at_once([block])
+    if compiled:
+        block.forward = torch.compile(block.forward, backend="aot_eager", fullgraph=True)
+    for one, other in zip(outputs_and_gradients(block, x), expected, strict=True):
+        assert one.equal(other)
+
+
+def test_scales_found_at_once_are_used_and_gone_after_a_pass_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    block = Layers("float8_tensorwise")
+    find_scales_at_once([block])
+    with pytest.raises(RuntimeError, match="shapes"):
+        block(torch.zeros(10, 63, dtype=torch.bfloat16))
+    assert [layer.multiply.found for layer in block] == [None, None, None]
+    x = torch.randn(10, 64, dtype=torch.bfloat16)
+    before = block(x)
+    monkeypatch.setattr(torch, "_foreach_norm", lambda weights, _: [torch.tensor(1e9) for _ in weights])
+    assert not block(x).equal(before)
