@@ -160,10 +160,11 @@ def bytes_per_token(model):
 
 def prompt_flops(shape, length):
     """Return the multiplications and additions of a prompt: matrices, causal attention, the last logits."""
-    outside = shape.vocab_size * shape.hidden_size
-    in_blocks = shape.num_parameters - outside * (1 if shape.tie_word_embeddings else 2)
-    pairs = length * length / 2 * shape.num_hidden_layers * shape.num_attention_heads * shape.size_of_head
-    return 2 * length * in_blocks + 4 * pairs + 2 * outside
+    in_blocks, outside = shape.parameters_of(shape.layers), shape.vocab_size * shape.hidden_size
+    seen = [length if window is None else min(length, window) for window in shape.windows]
+    pairs = sum(keys * (length - keys / 2) for keys in seen)
+    width = shape.num_attention_heads * shape.size_of_head
+    return 2 * length * in_blocks + 4 * pairs * width + 2 * outside
 
 
 class Warnings(logging.Handler):

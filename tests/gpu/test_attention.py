@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from penstock.nn.attention import given_softcap
 from penstock.nn.kernels.choose import choose_kernel
 from penstock.nn.kernels.layout import AttentionLayout, visibility_mask
 from penstock.nn.kernels.sdpa import Masked, by_document
@@ -25,9 +26,11 @@ def ends_of(kind, seq_len, batch):
     return torch.tensor(cuts, dtype=torch.int32)
 
 
-def exact(q, k, v, sinks=None, *, layout, scale):
+def exact(q, k, v, sinks=None, *, layout, scale, softcap=None):
     groups = q.shape[1] // k.shape[1]
     scores = q @ k.repeat_interleave(groups, 1).transpose(2, 3) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     mask = visibility_mask(layout, device=q.device)
     scores = scores.masked_fill(~mask, -torch.inf)
     if sinks is not None:
@@ -49,6 +52,12 @@ def test_the_chosen_kernel_and_its_gradients_are_those_of_float64(kind, window, 
 def test_sinks_and_their_gradients_are_those_of_float64(kind, window, dtype, device, is_tiny):
     for heads in HEADS:
         check(choose_kernel, heads, kind, window, dtype, device, is_tiny, has_sinks=True)
+
+
+@pytest.mark.parametrize("window", [None, 37], ids=["all", "window of 37"])
+@pytest.mark.parametrize("kind", ["rows", "documents"])
+def test_capped_scores_and_their_gradients_are_those_of_float64(kind, window, device, is_tiny):
+    check(choose_kernel, (9, 3, 96), kind, window, torch.bfloat16, device, is_tiny, softcap=0.7)
 
 
 @pytest.mark.parametrize("kind", ["rows", "documents"])
@@ -84,11 +93,11 @@ def test_the_kernel_for_rows_of_several_documents_is_torch_s_own(device):
     assert isinstance(chosen, VarLen)
 
 
-def check(make, heads, kind, window, dtype, device, is_tiny, *, has_sinks=False):
+def check(make, heads, kind, window, dtype, device, is_tiny, *, has_sinks=False, softcap=None):
     """Hold a kernel and its gradients against float64.
 
     Args:
-        make: (layout, device, dtype, head_dim, has_sinks) -> the kernel.
+        make: (layout, device, dtype, head_dim, has_sinks, has_softcap) -> the kernel.
     """
     batch, seq_len = (2, 61) if is_tiny else (3, 1003)
     num_heads, num_kv, dim = heads
@@ -102,9 +111,11 @@ def check(make, heads, kind, window, dtype, device, is_tiny, *, has_sinks=False)
     if has_sinks:
         inputs.append(torch.linspace(-1, 1.5, num_heads, device=device).to(dtype).requires_grad_())
     doubles = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    attend = make(layout, device=device, dtype=dtype, head_dim=dim, has_sinks=has_sinks)
-    found = attend(*inputs[:3], scale=dim**-0.5, **dict(zip(("sinks",), inputs[3:], strict=False)))
-    expected = exact(*doubles, layout=layout, scale=dim**-0.5)
+    switches = {"has_sinks": has_sinks, "has_softcap": softcap is not None}
+    attend = make(layout, device=device, dtype=dtype, head_dim=dim, **switches)
+    given = dict(zip(("sinks",), inputs[3:], strict=False)) | given_softcap(softcap)
+    found = attend(*inputs[:3], scale=dim**-0.5, **given)
+    expected = exact(*doubles, layout=layout, scale=dim**-0.5, softcap=softcap)
     upstream = torch.randn(expected.shape, device=device).to(dtype)
     gradients = torch.autograd.grad(found, inputs, upstream)
     exact_gradients = torch.autograd.grad(expected, doubles, upstream.double())

@@ -35,7 +35,7 @@ def words_of(case):
     return f"{str(dtype).removeprefix('torch.')}, {kept}, {heads[0]} heads of {heads[1]}, {seen}"
 
 
-def attended(shares, heads, window, *, dtype, pages, block_size, device, has_sinks=False):
+def attended(shares, heads, window, *, dtype, pages, block_size, device, has_sinks=False, softcap=None):
     """Return what the kernels find and what is exact, [t, h, d]."""
     step, num_blocks = a_step(shares, block_size=block_size, device=device)
     num_heads, num_kv, dim = heads
@@ -44,7 +44,7 @@ def attended(shares, heads, window, *, dtype, pages, block_size, device, has_sin
     keys, values = layer.append(k, v)
     q_thd = q[0].transpose(0, 1).contiguous()
     sinks = a_few_sinks(num_heads).to(device, dtype) if has_sinks else None
-    of = {"window": window, "scale": dim**-0.5, "sinks": sinks}
+    of = {"window": window, "scale": dim**-0.5, "sinks": sinks, "softcap": softcap}
     found = paged_triton.paged_attention(q_thd, keys, values, step, **of)
     return found.double(), written_out(q, layer, shares, **of)[0].transpose(0, 1)
 
@@ -66,6 +66,15 @@ def test_sinks_are_scores_without_values(window, pages, device, is_tiny):
     dtype = torch.float16 if is_tiny else torch.bfloat16  # as above
     of = {"dtype": dtype, "pages": pages, "block_size": 16, "device": device, "has_sinks": True}
     found, exact = attended(shares, (20, 4, 128), window, **of)
+    torch.testing.assert_close(found, exact, rtol=NEAR[dtype], atol=NEAR[dtype])
+
+
+@pytest.mark.parametrize("pages", [None, torch.int8], ids=["16 bits", "8 bits"])
+def test_scores_have_a_softcap(pages, device, is_tiny):
+    shares = [(1, 1), (1, 77), (9, 60)] if is_tiny else SHARES
+    dtype = torch.float16 if is_tiny else torch.bfloat16  # as above
+    of = {"dtype": dtype, "pages": pages, "block_size": 16, "device": device, "softcap": 0.7}
+    found, exact = attended(shares, (20, 4, 128), 45, **of)
     torch.testing.assert_close(found, exact, rtol=NEAR[dtype], atol=NEAR[dtype])
 
 

@@ -1,6 +1,7 @@
 """What the serving figures of the GPU kit rest on: the bytes a token reads, a prompt's work, busy time."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,19 @@ def test_a_prompts_work_is_that_of_its_tokens_and_the_pairs_that_see_each_other(
     pairs = sum(range(length)) + length / 2  # a token sees half of itself: n^2 / 2
     by_hand = 2 * length * (3 * IN_BLOCK + HIDDEN * 7) + 3 * 4 * HIDDEN * pairs + 2 * HIDDEN * VOCABULARY
     assert prompt_flops(model, length) == pytest.approx(by_hand, rel=0.005)
+
+
+def test_a_layer_with_a_window_computes_the_pairs_within_it():
+    length, window = 2000, 128
+    whole = replace(shape(tied=False), model_type="mistral")
+    windows = replace(whole, sliding_window=window)
+    mixed = replace(
+        windows, model_type="ministral", layer_types=("full_attention", *("sliding_attention",) * 2)
+    )
+    fewer = sum(max(0, position + 1 - window) for position in range(length))  # pairs of a layer
+    for model, narrow in ((mixed, 2), (windows, 3)):
+        saved = prompt_flops(whole, length) - prompt_flops(model, length)
+        assert saved == pytest.approx(narrow * 4 * HIDDEN * fewer, rel=0.005)
 
 
 @pytest.mark.parametrize(
