@@ -31,6 +31,7 @@ from penstock.nn.linear.float8 import (
     Recipe,
     find_scales_at_once,
     has_native,
+    may_compile,
 )
 from penstock.nn.triton_support import compiles
 from penstock.parallel.activation_checkpointing import recompute
@@ -91,7 +92,7 @@ def apply(
         multiply_in_8_bits(model, RECIPES[linear], native=has_native(RECIPES[linear], mesh.state.device_type))
     shares = has_work(mesh.data, offload=config.offload) or _would_cast_often(model, mesh, compute_dtype)
     drops = adapter is not None and adapter.dropout > 0
-    compiled = _if_possible(compiled, mesh.state.device_type)
+    compiled = _if_possible(compiled, mesh.state.device_type, RECIPES.get(linear))
     _wrap_blocks(model, modes, compiled, casts_to=None if shares else compute_dtype, drops=drops)
     stages = {0: model}
     if mesh.layout.pipeline > 1:
@@ -148,9 +149,11 @@ def _would_cast_often(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) 
     return mesh.layout.pipeline > 1 and any(p.dtype != compute_dtype for p in model.parameters())
 
 
-def _if_possible(compiled: CompileConfig, device_type: str) -> CompileConfig:
-    """Return the setting; off where torch's compiler fails on the device."""
-    fails = compiled.enabled and not compiles(torch.device(device_type))
+def _if_possible(compiled: CompileConfig, device_type: str, recipe: Recipe | None = None) -> CompileConfig:
+    """Return the setting; off where torch's compiler fails on the device, or on the recipe there."""
+    fails = compiled.enabled and not (
+        compiles(torch.device(device_type)) and may_compile(recipe, device_type)
+    )
     return replace(compiled, enabled=False) if fails else compiled
 
 
@@ -235,10 +238,8 @@ def multiply_in_8_bits(model: nn.Module, recipe: Recipe, *, native: bool) -> Non
             are (`Recipe.pays`). Where products are emulated, no layer is.
     """
     for module in model.get_submodule("layers").modules():
-        if isinstance(module, nn.Linear) and native:
-            outputs, inputs = local(module.weight).shape
-            if not recipe.pays(outputs=outputs, inputs=inputs):
-                continue
+        if native and isinstance(module, nn.Linear) and not recipe.pays(*local(module.weight).shape):
+            continue
         if type(module) is nn.Linear:
             module.__class__ = Float8TrainingLinear
         if isinstance(module, Float8TrainingLinear) or _is_sliced(module):

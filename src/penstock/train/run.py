@@ -25,7 +25,7 @@ from penstock.core.toml import plain
 from penstock.data.loader_state import ResumeChange
 from penstock.devices import accelerator
 from penstock.launch.local import EXIT_STOPPED
-from penstock.nn.linear.float8 import RECIPES, has_native
+from penstock.nn.linear.float8 import RECIPES, has_native, may_compile
 from penstock.obs.meter import Phases, StepMeter, stamps_for
 from penstock.obs.metric_names import METRICS_FILE, RANKS_FILE, SAMPLES_FOLDER, TENSORBOARD_FOLDER
 from penstock.obs.peak import measure_peak, peak_flops
@@ -589,6 +589,14 @@ def _warn_of_emulation(recipe: TrainConfig, world: World, peak: float) -> None:
             Event(
                 "linear_emulated",
                 "precision.linear = {linear!r} is emulated here: same rounding, no speedup",
+                linear=linear,
+            )
+        )
+    if recipe.compile.enabled and not may_compile(RECIPES.get(linear), kind):
+        logger.warning(
+            Event(
+                "compile_left_out",
+                "Blocks are not compiled: torch's compiler for CPUs computes {linear} wrongly",
                 linear=linear,
             )
         )

@@ -8,6 +8,7 @@ import torch
 from penstock.models.decoder.config import DecoderConfig
 from penstock.models.decoder.model import Decoder
 from penstock.nn.init import init_weights
+from penstock.nn.linear.float8 import RECIPES
 from penstock.parallel import apply
 from penstock.parallel.apply import compile_blocks
 from penstock.parallel.config import CompileConfig
@@ -57,3 +58,10 @@ def test_blocks_stay_uncompiled_where_the_compiler_fails(monkeypatch):
     assert apply._if_possible(asked, "cpu") is asked
     monkeypatch.setattr(apply, "compiles", lambda _: False)
     assert apply._if_possible(asked, "cpu") == replace(asked, enabled=False)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_on_a_cpu_only_8_bit_products_by_rows_are_compiled(name):
+    asked = CompileConfig(enabled=True)
+    found = apply._if_possible(asked, "cpu", RECIPES[name])
+    assert found == (asked if name == "float8_rowwise" else replace(asked, enabled=False))

@@ -58,7 +58,7 @@ class Recipe:
     native: tuple[int, int] | None
     """Smallest compute capability of a GPU with the instructions."""
 
-    def pays(self, *, outputs: int, inputs: int) -> bool:
+    def pays(self, outputs: int, inputs: int) -> bool:
         """True if a layer gains more by the instructions than its roundings cost.
 
         The rule is that of torchao 0.18 (`_auto_filter_for_recipe`), found by timing on H100s. It has none
@@ -344,3 +344,12 @@ def has_native(recipe: Recipe, device: Literal["cpu", "cuda"] | str) -> bool:
     if recipe.native is None or device != "cuda":
         return False
     return torch.cuda.get_device_capability() >= recipe.native
+
+
+def may_compile(recipe: Recipe | None, device: Literal["cpu", "cuda"] | str) -> bool:
+    """Return False if torch's compiler computes the recipe wrongly on devices of this type.
+
+    On CPUs, in torch 2.13, it has no code for the blocks of MXFP8. With a scale a tensor, a kernel that
+    transposes activations in the backward pass reads memory that nothing wrote.
+    """
+    return recipe is None or device != "cpu" or recipe.groups == ROW
