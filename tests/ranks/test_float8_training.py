@@ -129,6 +129,24 @@ def test_every_layout_trains_with_weights_sent_in_float8_as_one_process_does(
         assert losses == pytest.approx(expected, abs=1e-3), name
 
 
+def test_one_scale_a_weight_is_found_in_every_layout(corpus: Path, tmp_path: Path) -> None:
+    """A slice has a scale of its own, so its losses are those of another rounding."""
+
+    def sections(**others: Any) -> dict[str, Any]:
+        one_scale = {"precision": {"linear": "float8_tensorwise"}, "run": {"steps": 4}}
+        return {**one_scale, "data": {"micro_batch_size": 1}, **others}
+
+    (expected,) = all_losses(corpus, tmp_path, {"one": sections()}, ranks=1).values()
+    same = {
+        "shards, recomputed": sections(recompute={"policy": "full"}),
+        "offloaded": sections(parallel={"offload": True}),
+        "stages": sections(parallel={"pipeline": 2}),
+    }
+    cases = {**same, "slices": sections(parallel={"tensor": 2})}
+    for name, losses in all_losses(corpus, tmp_path, cases, ranks=2).items():
+        assert losses == pytest.approx(expected, abs=1e-5 if name in same else 1e-2), name
+
+
 def test_weights_sent_in_float8_are_half_the_bytes(corpus: Path, tmp_path: Path) -> None:
     """A block: 4 x 32 x 32 + 3 x 32 x 64 weights of 1 byte and 384 exponents; the rest in bfloat16."""
 
