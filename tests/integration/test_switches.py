@@ -1,7 +1,7 @@
 """No path ignores a switch of a family: each path against the plain network in float64, and on against off.
 
 The plain network equals transformers, family by family (test_family_numbers.py). Training over ranks is in
-ranks/test_parallel_layouts.py.
+ranks/test_parallel_layouts.py. check_switches.py compiles and trains each switch by Inductor.
 """
 
 from contextlib import contextmanager
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from tests.families import small_llama
 from tests.unit.engine.model_runner.test_fuse import in_pages
 from tests.unit.engine.model_runner.test_whole_steps import BLOCK_SIZE, a_batch
+from torch._inductor import config as inductor
 
 from penstock.core.rng import key_of
 from penstock.engine.model_runner.collectives import RankGroup
@@ -47,8 +48,14 @@ SWITCHES = {
     "sinks": {"has_sinks": True},
 }
 SWITCHES["all"] = {key: value for switch in SWITCHES.values() for key, value in switch.items()}
-SWITCHES["softcap of scores"] = {"attn_logit_softcapping": 0.1}  # no family has sinks too
+SWITCHES["softcap of scores"] = {"attn_logit_softcapping": 0.1}
 SWITCHES["softcap of logits"] = {"final_logit_softcapping": 1.0}
+SWITCHES["all others"] = {  # sinks and a softcap of scores exclude each other
+    key: value
+    for switch in ("norms after", "norms of heads", "gelu", "softcap of scores", "softcap of logits")
+    for key, value in SWITCHES[switch].items()
+}
+TOGETHER = ("all", "all others")
 IDS = torch.arange(11)[None] * 7 % 100
 needs_operators = pytest.mark.skipif(
     not can_multiply(torch.zeros(1)), reason="this CPU has no such instructions, or no compiler"
@@ -124,11 +131,19 @@ def fused_whole_steps(model):
     return whole_steps(model)
 
 
-def compiled(model):
+def compiled(model, backend="aot_eager"):
     torch._dynamo.reset()  # else one case too many for a block's code
     for block in model.layers:
-        block.compile(fullgraph=True, backend="aot_eager")
+        block.compile(fullgraph=True, backend=backend)
     return model(IDS)
+
+
+@pytest.fixture
+def quick_inductor(monkeypatch):
+    """Let Inductor spend no time on what pays only for many programs."""
+    monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")  # builds no library to see what the CPU has
+    with inductor.patch(compile_threads=1, cpp_cache_precompile_headers=False):
+        yield
 
 
 PATHS = {
@@ -159,6 +174,14 @@ def test_a_path_computes_a_switch_as_the_plain_network_in_float64(path, name):
     assert error(expected, expected_of("off")) > 0.01
     with torch.no_grad(), switched(SWITCHES[name]) as config:
         assert error(path(built(config)), expected) < 2e-5
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("quick_inductor")
+@pytest.mark.parametrize("name", TOGETHER)
+def test_inductor_computes_switches_together_as_the_plain_network_in_float64(name):
+    with torch.no_grad(), switched(SWITCHES[name]) as config:
+        assert error(compiled(built(config), "inductor"), expected_of(name)) < 2e-5
 
 
 @torch.no_grad()
