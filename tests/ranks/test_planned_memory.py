@@ -26,6 +26,13 @@ CASES = {
     "slices": (2, {"parallel": {"tensor": 2}}),
     "stretches": (2, {"parallel": {"context": 2}}),
     "stretches with sinks": (2, {"model": {"model_type": "granite_swa"}, "parallel": {"context": 2}}),
+    "stretches with softcaps": (
+        2,
+        {
+            "model": {"model_type": "gemma2", "attn_logit_softcapping": 50.0},
+            "parallel": {"context": 2},
+        },
+    ),
     "exchanged heads with sinks": (
         2,
         {"model": {"model_type": "granite_swa"}, "parallel": {"context": 2, "context_rule": "ulysses"}},

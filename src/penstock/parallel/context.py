@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from penstock.nn.attention import Attend, given_sinks, given_softcap
 from penstock.nn.kernels.layout import AttentionLayout, starts_of
 from penstock.nn.kernels.sdpa import Masked
+from penstock.nn.kernels.softcap import with_softcap
 from penstock.parallel.collectives import CollectiveGroup, exchange, gather, group_of
 from penstock.parallel.layout import ContextRule
 
@@ -45,9 +46,15 @@ def spread_context(model: nn.Module, mesh: DeviceMesh, *, rule: ContextRule) -> 
     choose = cast(Choose, model.choose)
     index, group = mesh.get_local_rank(), group_of(mesh)
 
-    def choose_gathered(layout: AttentionLayout, *, device: torch.device, **_: Any) -> Attend:
+    def choose_gathered(
+        layout: AttentionLayout, *, device: torch.device, has_softcap: bool = False, **_: Any
+    ) -> Attend:
         first, past = layout.seq_len * index, layout.seq_len * (index + 1)
-        return GatheredContext(stretch_mask(_whole(layout, group.size), first, past, device=device), group)
+        whole = _whole(layout, group.size)
+        if has_softcap:
+            capped = with_softcap(whole, first=first, past=past)
+            return GatheredContext(cast(Attend, capped), past, group)
+        return GatheredContext(Masked(stretch_mask(whole, first, past, device=device)), past, group)
 
     def choose_exchanged(layout: AttentionLayout, **of: Any) -> Attend:  # Any: device, dtype, head_dim
         return UlyssesContext(choose(_whole(layout, group.size), **of), group, index)
@@ -63,16 +70,26 @@ def _whole(layout: AttentionLayout, size: int) -> AttentionLayout:
 class GatheredContext:
     """Attention of one slice's queries over gathered keys and values, up to this slice."""
 
-    mask: Bool[Tensor, "batch_or_1 1 seq keys"]
+    attend: Attend
+    """Attention of this slice's queries over the keys before `past`."""
+    past: int
+    """End of this slice in a row."""
     group: CollectiveGroup
 
     def __call__(
-        self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float, sinks: Tensor | None = None
+        self,
+        q_bhld: Tensor,
+        k_bksd: Tensor,
+        v_bksd: Tensor,
+        *,
+        scale: float,
+        sinks: Tensor | None = None,
+        softcap: float | None = None,
     ) -> Tensor:
         """Compute attention."""
         both = gather(torch.cat((k_bksd, v_bksd), 1), dim=2, group=self.group)  # one message, not two
-        k_bksd, v_bksd = both[:, :, : self.mask.shape[-1]].chunk(2, 1)
-        return Masked(self.mask)(q_bhld, k_bksd, v_bksd, scale=scale, sinks=sinks)
+        k, v = both[:, :, : self.past].chunk(2, 1)
+        return self.attend(q_bhld, k, v, scale=scale, **given_sinks(sinks), **given_softcap(softcap))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

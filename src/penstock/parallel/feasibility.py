@@ -22,8 +22,6 @@ class Shape(Protocol):
     def intermediate_size(self) -> int: ...  # noqa: D102
     @property
     def num_hidden_layers(self) -> int: ...  # noqa: D102
-    @property
-    def attn_logit_softcapping(self) -> float | None: ...  # noqa: D102
 
 
 def check_fit(config: ParallelConfig, shape: Shape, *, lengths: Iterable[int]) -> None:
@@ -38,7 +36,6 @@ def check_fit(config: ParallelConfig, shape: Shape, *, lengths: Iterable[int]) -
     _check_stages(config, shape)
     _check_tensor(config.tensor, shape)
     _check_exchange(config, shape)
-    _check_softcap(config, shape)
     for length in lengths:
         _check_length(config, length)
 
@@ -93,15 +90,6 @@ def _check_exchange(config: ParallelConfig, shape: Shape) -> None:
             f"parallel.context does not divide the {heads} query heads{each}, which ulysses exchanges",
             got=config.context,
             fix=f"Use one of {_shown(_common([heads]))}, or parallel.context_rule = 'all_gather'.",
-        )
-
-
-def _check_softcap(config: ParallelConfig, shape: Shape) -> None:
-    if shape.attn_logit_softcapping and config.context > 1 and config.context_rule == "all_gather":
-        raise ConfigError(
-            "Attention over gathered keys has no softcap (model.attn_logit_softcapping)",
-            got=f"parallel.context {config.context}",
-            fix="Set parallel.context_rule = 'ulysses', or parallel.context = 1.",
         )
 
 

@@ -67,7 +67,7 @@ def block_bytes(
         attention = c * (2 * q + 2 * k) + _FLOAT32 * model.num_attention_heads
         keep += attention + (0 if context == 1 else _spread(model, c, context=context, rule=rule))
         operators += c * h + attention
-        if context > 1 and rule == "all_gather":
+        if context > 1 and rule == "all_gather" and model.attn_logit_softcapping is None:
             scores = score_bytes(model, row=row, tensor=tensor)
             mask = scores or c * row  # as numbers, shared by the heads
         if model.family.qk_norm:
@@ -132,8 +132,9 @@ def score_bytes(model: DecoderConfig, *, row: int, tensor: int = 1) -> int:
 def _spread(model: DecoderConfig, c: int, *, context: int, rule: ContextRule) -> int:
     """Return the extra bytes per token under context parallelism: whole or exchanged keys and values."""
     q, k = widths(model)
-    if rule == "all_gather":  # keys and values of whole rows, one per query head, instead of its own
-        return c * (2 * q * context - 2 * k)
+    if rule == "all_gather":  # keys and values of whole rows instead of its own; under a mask, per query head
+        heads = q if model.attn_logit_softcapping is None else k
+        return c * (2 * heads * context - 2 * k)
     copies = context // math.gcd(context, model.key_value_heads)
     return c * (q + 2 * k * (copies - 1))
 
@@ -168,7 +169,9 @@ def working_bytes(
     whole = tokens * (feed_forward if kind.attention is None else max(feed_forward, attention))
     if kind.attention is None or model.attn_logit_softcapping is None:
         return whole
-    copies = 2 if c == _FLOAT32 else 5
-    capped = chunk_bytes(heads=model.num_attention_heads // tensor // context, keys=row)
-    capped += tokens * (c * (2 * q + 4 * k) + copies * _FLOAT32 * k - kept * c * f) // tensor
-    return max(whole, capped)
+    copies, is_gathered = 2 if c == _FLOAT32 else 5, rule == "all_gather"
+    heads = model.num_attention_heads // tensor // (1 if is_gathered else context)
+    keys = k * context if is_gathered else k
+    capped = chunk_bytes(heads=heads, keys=row)
+    capped += tokens * (c * (2 * q + 4 * keys) + copies * _FLOAT32 * keys - kept * c * f) // tensor
+    return max(tokens * feed_forward, capped)

@@ -10,7 +10,8 @@ from penstock.nn.head import OutputHead
 from penstock.nn.kernels import softcap
 from penstock.nn.kernels.choose import choose_kernel
 from penstock.nn.kernels.layout import AttentionLayout, visibility_mask
-from penstock.nn.kernels.softcap import Capped, attend_capped
+from penstock.nn.kernels.softcap import Capped, with_softcap
+from penstock.nn.kernels.written_out import attend_written_out
 from penstock.nn.token_log_probs import token_log_probs
 from penstock.nn.top_k_divergence import top_k_divergence
 from penstock.plan.activations import working_bytes
@@ -52,8 +53,21 @@ def test_capped_attention_and_its_gradients_are_those_of_the_formula(case, rows,
     found = attend(q, k, v, scale=SCALE, softcap=CAP)
     agree(found, formula(q, k, v, mask), (q, k, v))
     assert (found - attend(q, k, v, scale=SCALE, softcap=1e9)).abs().max() > 0.1  # it does something
-    written = attend_capped(q, k, v, mask, scale=SCALE, softcap=CAP)
+    of_each = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+    written = attend_written_out(q, *of_each, mask, scale=SCALE, softcap=CAP)
     torch.testing.assert_close(found, written, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [2, 128])
+@pytest.mark.parametrize("case", CASES)
+def test_the_queries_of_a_slice_of_each_row_are_those_of_the_whole_row(case, rows, monkeypatch):
+    monkeypatch.setattr(softcap, "QUERIES", rows)
+    layout, q, k, v = CASES[case][0], *tensors()
+    mask = visibility_mask(layout, device=CPU)
+    for first, past in ((0, 4), (4, 8), (8, SEQ), (3, 4)):
+        attend = with_softcap(layout, first=first, past=past)
+        found = attend(q[:, :, first:past], k[:, :, :past], v[:, :, :past], scale=SCALE, softcap=CAP)
+        agree(found, formula(q, k, v, mask)[:, :, first:past], (q, k, v))
 
 
 def test_a_compiled_block_caps_and_is_not_compiled_anew_for_other_documents():
@@ -81,21 +95,30 @@ def test_a_document_in_a_row_is_bit_for_bit_that_document_alone():
     assert torch.equal(found, alone(*piece, scale=SCALE, softcap=CAP))
 
 
+@pytest.mark.parametrize("context", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_memory_is_linear_in_the_length_of_a_row_and_counted_by_the_planner(dtype):
+def test_memory_is_linear_in_the_length_of_a_row_and_counted_by_the_planner(dtype, context):
+    """Of whole rows, and of the last slice of gathered ones."""
     length, sizes = 2048, {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
     model = DecoderConfig(
         model_type="gemma2", vocab_size=9, hidden_size=64, intermediate_size=8, num_hidden_layers=1,
         attn_logit_softcapping=CAP, **sizes,
     )  # fmt: skip
-    q, k, v, upstream = (torch.randn(length, heads, 64).to(dtype) for heads in (8, 4, 4, 8))
-    rest = choose(AttentionLayout(batch=1, seq_len=length)).ends, 0, SCALE, CAP
+    mine = length // context
+    q, k, v, upstream = (
+        torch.randn(tokens, heads, 64).to(dtype)
+        for tokens, heads in ((mine, 8), (length, 4), (length, 4), (mine, 8))
+    )
+    ends = choose(AttentionLayout(batch=1, seq_len=length)).ends
+    rest = ends, length, length - mine, length, 0, SCALE, CAP
     with LiveBytes() as forward:  # of the function, as the operator shows nothing of what it does inside
         out, sums = softcap._attend(q, k, v, *rest)
     with LiveBytes() as backward:
         softcap._attend_backward(upstream, q, k, v, out, sums, *rest)
     assert forward.peak < backward.peak < 4 * 8 * length * length  # all scores, once
-    planned = working_bytes(model, model.layers[0], tokens=length, compute_bytes=dtype.itemsize, row=length)
+    planned = working_bytes(
+        model, model.layers[0], tokens=mine, compute_bytes=dtype.itemsize, context=context, row=length
+    )
     assert 0.95 * backward.peak < planned < 1.2 * backward.peak
 
 
@@ -145,4 +168,4 @@ def test_the_operator_keeps_the_rules_of_pytorch_operators():
     ends = torch.tensor([0, 5, 12] + 10 * [12], dtype=torch.int32)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     operator = torch.ops.penstock.attend_capped.default
-    torch.library.opcheck(operator, (q, k, v, ends, 4, SCALE, CAP), test_utils=checks)
+    torch.library.opcheck(operator, (q, k, v, ends, 12, 0, 12, 4, SCALE, CAP), test_utils=checks)

@@ -19,7 +19,6 @@ class Shape:
     size_of_head: int = 6
     intermediate_size: int = 64
     num_hidden_layers: int = 3
-    attn_logit_softcapping: float | None = None
 
 
 @pytest.mark.parametrize(
@@ -33,7 +32,6 @@ class Shape:
         (Shape(), {"tensor": 4}, 30, "do not divide into 4 parts (parallel.context 1 x parallel.tensor 4)"),
         (Shape(), {"tensor": 4}, 30, "Use a sequence length of 28 or 32."),
         (Shape(), {"context": 8}, 6, "Use a sequence length of 8."),
-        (Shape(attn_logit_softcapping=50.0), {"context": 2}, 16, "Set parallel.context_rule = 'ulysses'"),
         (Shape(), {"context": 8} | ULYSSES, 16, "one of 1, 2, 3, 4, 6, 12, or parallel"),
         (Shape(), {"context": 4, "tensor": 2} | ULYSSES, 16, "6 query heads on each of 2"),
         (Shape(), {"pipeline": 4}, 16, "are 4 stages, and the model has only 3 blocks. Use at most 3"),

@@ -25,7 +25,6 @@ def _write(config: "DecoderConfig") -> Raw:
 FAMILY = replace(
     GEMMA,
     architecture="Gemma2ForCausalLM",
-    limits="training with `context_rule = \"all_gather\"`",
     own_keys=frozenset({
         "attention_bias", "hidden_activation", "sliding_window", "layer_types", "query_pre_attn_scalar",
         "attn_logit_softcapping", "final_logit_softcapping",

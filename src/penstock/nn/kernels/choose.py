@@ -57,7 +57,7 @@ def choose_kernel(
         has_softcap: scores have a softcap, which one kernel alone computes.
     """
     if has_softcap:
-        return with_softcap(layout)
+        return cast(Attend, with_softcap(layout))
     like = torch.empty(0, head_dim, dtype=dtype, device=device)
     operation = operation_of(layout)
     candidates = candidates_of(operation, has_sinks=has_sinks)

@@ -31,8 +31,7 @@ from penstock.nn import native
 from penstock.nn.attention import given_sinks, given_softcap
 from penstock.nn.kernels.paged_varlen import over_gathered, over_pages, share_by_share
 from penstock.nn.kernels.pages import PagedStep, from_pages, write
-from penstock.nn.kernels.sinks import attend_written_out
-from penstock.nn.kernels.softcap import attend_capped
+from penstock.nn.kernels.written_out import attend_written_out
 from penstock.nn.triton_support import has_triton, on_device_of
 
 MAX_GROUP = 48
@@ -266,12 +265,9 @@ def _sdpa(
     sinks: Tensor | None,
     softcap: float | None,
 ) -> Tensor:
-    if softcap is not None:
-        assert sinks is None, "no family has both"
-        return attend_capped(q, k, v, mask, scale=scale, softcap=softcap)
-    if sinks is not None:
+    if softcap is not None or sinks is not None:
         k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
-        return attend_written_out(q, k, v, mask, scale=scale, sinks=sinks)
+        return attend_written_out(q, k, v, mask, scale=scale, sinks=sinks, softcap=softcap)
     grouped = q.shape[1] != k.shape[1]
     if grouped and mask is not None and q.device.type == "cuda":
         # on CUDA, grouped heads with a mask fall back to the unfused kernel

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.nn.kernels.layout import AttentionChunk, AttentionLayout, pieces
-from penstock.nn.kernels.sinks import attend_written_out
+from penstock.nn.kernels.written_out import attend_written_out
 
 _WORTH_A_CALL = 64  # average tokens of a chunk
 

@@ -16,7 +16,6 @@ Kernels that return no log-sum do not take sinks (choose.py).
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import pad
 
 
 def add_sinks(
@@ -50,27 +49,3 @@ def sink_gradients(
     """
     weights = (sinks.to(log_sums.dtype) - log_sums).exp()
     return -weights * (upstream.to(log_sums.dtype) * out.to(log_sums.dtype)).sum(-1)
-
-
-def attend_written_out(
-    q_bhld: Float[Tensor, "batch heads queries d"],
-    k_bhsd: Float[Tensor, "batch heads keys d"],
-    v_bhsd: Float[Tensor, "batch heads keys d"],
-    mask: Tensor | None,
-    *,
-    scale: float,
-    sinks: Float[Tensor, "heads"],
-) -> Float[Tensor, "batch heads queries d"]:
-    """Attend with sinks by the formula, in float32 at least; memory of queries x keys. The reference.
-
-    Args:
-        mask: bool [..., queries, keys], True where a query sees a key; None: all keys are visible.
-    """
-    exact = torch.promote_types(q_bhld.dtype, torch.float32)
-    scores = q_bhld.to(exact) @ k_bhsd.to(exact).mT * scale
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    of_sinks = sinks.to(exact).view(-1, 1, 1).expand(*scores.shape[:-1], 1)
-    weights = torch.cat((scores, of_sinks), -1).softmax(-1)
-    # the sink's value of 0 is written out too: without its column the weights would be copied
-    return (weights @ pad(v_bhsd.to(exact), (0, 0, 0, 1))).to(q_bhld.dtype)

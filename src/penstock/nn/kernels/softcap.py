@@ -16,21 +16,26 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int32
+from jaxtyping import Bool, Int32
 from torch import Tensor
 from torch.nn.functional import pad
 
 from penstock.nn.kernels.layout import AttentionLayout
 from penstock.nn.score_chunks import QUERIES
-from penstock.nn.softcap import capped
 
 
 @dataclass(frozen=True, slots=True)
 class Capped:
-    """Causal attention inside each document, with a softcap on the scores."""
+    """Causal attention inside each document, with a softcap on the scores; no model has sinks too."""
 
     ends: Int32[Tensor, "tokens_plus_1"]
     """Ends of documents over the flattened batch, from 0, on the host; padded with copies of the last."""
+    row: int
+    """Tokens of a row."""
+    first: int
+    """First query of each row; keys are those of the row before `past`."""
+    past: int
+    """End of the queries of each row."""
     window: int | None
     """As in `AttentionLayout`."""
 
@@ -41,48 +46,31 @@ class Capped:
         v_bksd: Tensor,
         *,
         scale: float,
-        sinks: Tensor | None = None,
-        softcap: float | None = None,
+        softcap: float,
     ) -> Tensor:
-        """Attend within each document; q is [b, h, l, d], k and v are [b, k, l, d]."""
-        assert softcap is not None and sinks is None, "the kernel of layers with a softcap alone"  # noqa: PT018
+        """Attend within each document; q is [b, h, l, d], k and v are [b, k, s, d]."""
         batch, _, seq_len, _ = q_bhld.shape
         q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (q_bhld, k_bksd, v_bksd))
-        out, _ = torch.ops.penstock.attend_capped(q, k, v, self.ends, self.window or 0, scale, softcap)
+        where = self.ends, self.row, self.first, self.past, self.window or 0
+        out, _ = torch.ops.penstock.attend_capped(q, k, v, *where, scale, softcap)
         return out.view(batch, seq_len, *out.shape[1:]).transpose(1, 2)  # type: ignore[no-any-return]
 
 
-def with_softcap(layout: AttentionLayout) -> Capped:
-    """Return the kernel of any layout; without `cu_seqlens`, each row is a document. Waits for the device."""
+def with_softcap(layout: AttentionLayout, *, first: int = 0, past: int | None = None) -> Capped:
+    """Return the kernel of any layout; without `cu_seqlens`, each row is a document. Waits for the device.
+
+    Args:
+        first: the kernel computes the queries of each row from here,
+        past: to here; None: to the end. It takes the keys before `past`.
+    """
     tokens, ends = layout.batch * layout.seq_len, layout.cu_seqlens
     if ends is None:
         ends = torch.arange(0, tokens + 1, layout.seq_len)
     ends = ends.int().cpu()
     ends = pad(ends, (0, max(0, tokens + 1 - len(ends))), value=tokens)
-    return Capped(ends, layout.window if layout.is_windowed else None)
-
-
-def attend_capped(
-    q_bhld: Tensor,
-    k_bksd: Tensor,
-    v_bksd: Tensor,
-    mask: Bool[Tensor, "... queries keys"] | None,
-    *,
-    scale: float,
-    softcap: float,
-) -> Float[Tensor, "b h l d"]:
-    """Attend step by step, with all scores at once, for the engine and as the reference of the others.
-
-    Args:
-        mask: queries see the keys where it is True; None: all.
-    """
-    exact = torch.promote_types(q_bhld.dtype, torch.float32)
-    group = q_bhld.shape[1] // k_bksd.shape[1]
-    k, v = (t.to(exact).repeat_interleave(group, dim=1) for t in (k_bksd, v_bksd))
-    scores = capped(q_bhld.to(exact) @ k.mT * scale, softcap)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    return (scores.softmax(-1) @ v).to(q_bhld.dtype)
+    window = layout.window if layout.is_windowed else None
+    past = layout.seq_len if past is None else past
+    return Capped(ends, row=layout.seq_len, first=first, past=past, window=window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,27 +82,35 @@ class _Chunk:
     sees: Bool[Tensor, "queries keys"]
 
 
-def _chunks(ends: Tensor, window: int, device: torch.device) -> Iterator[_Chunk]:
-    for first, past in pairwise(torch.unique_consecutive(ends).tolist()):
-        for start in range(first, past, QUERIES):
-            stop = min(start + QUERIES, past)
-            since = max(first, start - window + 1) if window else first
+def _chunks(
+    ends: Tensor, row: int, first: int, past: int, window: int, device: torch.device
+) -> Iterator[_Chunk]:
+    for document, end in pairwise(torch.unique_consecutive(ends).tolist()):
+        index, begin = divmod(document, row)
+        stops = min(past, end - index * row)
+        to_query, to_key = index * (past - first) - first, index * past  # from a position in the row
+        for start in range(max(begin, first), stops, QUERIES):
+            stop = min(start + QUERIES, stops)
+            since = max(begin, start - window + 1) if window else begin
             keys = torch.arange(since, stop, device=device)
             queries = keys[start - since :, None]
             sees = keys <= queries
             yield _Chunk(
-                slice(start, stop), slice(since, stop), sees & (keys > queries - window) if window else sees
+                slice(start + to_query, stop + to_query),
+                slice(since + to_key, stop + to_key),
+                sees & (keys > queries - window) if window else sees,
             )
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, ends: Tensor, window: int, scale: float, cap: float
-) -> tuple[Tensor, Tensor]:
-    """Attend; q is [tokens, heads, dim], k and v [tokens, fewer heads, dim]."""
+    q: Tensor, k: Tensor, v: Tensor, ends: Tensor, row: int, first: int, past: int, window: int,
+    scale: float, cap: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Attend; q is [tokens, heads, dim], k and v [tokens, fewer heads, dim]; the rest as in `Capped`."""
     out, sums = _made(q, k)
     exact, groups = sums.dtype, k.shape[1]
     into, q, k, v = (_grouped(t, groups) for t in (out, q, k, v))
-    for chunk in _chunks(ends, window, q.device):
+    for chunk in _chunks(ends, row, first, past, window, q.device):
         here, there = chunk.queries, chunk.keys
         queries, keys, values = (_rows(t, part, exact) for t, part in ((q, here), (k, there), (v, there)))
         scores = (queries.mul(scale / cap) @ keys.mT).tanh_().mul_(cap)
@@ -128,7 +124,7 @@ def _attend(
 
 def _attend_backward(
     upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor,
-    ends: Tensor, window: int, scale: float, cap: float,
+    ends: Tensor, row: int, first: int, past: int, window: int, scale: float, cap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k and v."""
     exact, groups = sums.dtype, k.shape[1]
@@ -136,7 +132,7 @@ def _attend_backward(
     dq = torch.empty_like(q, memory_format=torch.contiguous_format)
     found = dq, dk, dv
     upstream, q, k, v, out, dq, dk, dv = (_grouped(t, groups) for t in (upstream, q, k, v, out, *found))
-    for chunk in _chunks(ends, window, q.device):
+    for chunk in _chunks(ends, row, first, past, window, q.device):
         here, there = chunk.queries, chunk.keys
         queries, keys, values, up, product = (
             _rows(t, part, exact)
@@ -180,20 +176,18 @@ def _rows(x: Tensor, part: slice, dtype: torch.dtype) -> Tensor:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # Any: torch's
-    *tensors, ctx.window, ctx.scale, ctx.cap = inputs
-    ctx.save_for_backward(*tensors, *output)
+    ctx.rest = inputs[4:]
+    ctx.save_for_backward(*inputs[:4], *output)
     ctx.mark_non_differentiable(output[1])
 
 
 def _back(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     q, k, v, ends, out, sums = ctx.saved_tensors
-    found = torch.ops.penstock.attend_capped_backward(
-        upstream, q, k, v, out, sums, ends, ctx.window, ctx.scale, ctx.cap
-    )
-    return *found, None, None, None, None
+    found = torch.ops.penstock.attend_capped_backward(upstream, q, k, v, out, sums, ends, *ctx.rest)
+    return *found, *(None,) * (1 + len(ctx.rest))
 
 
-_GIVEN = "Tensor ends, SymInt window, float scale, float cap"
+_GIVEN = "Tensor ends, SymInt row, SymInt first, SymInt past, SymInt window, float scale, float cap"
 for _name, _schema, _kernel, _shape in (
     (
         "penstock::attend_capped",
