@@ -17,6 +17,7 @@ from tests.unit.engine.model_runner.test_fuse import in_pages
 from tests.unit.engine.model_runner.test_whole_steps import BLOCK_SIZE, a_batch
 from torch._inductor import config as inductor
 
+from penstock.core.errors import ConfigError
 from penstock.core.rng import key_of
 from penstock.engine.model_runner.collectives import RankGroup
 from penstock.engine.model_runner.kv_cache import PagedCache
@@ -182,6 +183,12 @@ def test_a_path_computes_a_switch_as_the_plain_network_in_float64(path, name):
 def test_inductor_computes_switches_together_as_the_plain_network_in_float64(name):
     with torch.no_grad(), switched(SWITCHES[name]) as config:
         assert error(compiled(built(config), "inductor"), expected_of(name)) < 2e-5
+
+
+def test_sinks_and_a_softcap_of_scores_exclude_each_other():
+    both = switched(SWITCHES["sinks"] | SWITCHES["softcap of scores"])
+    with pytest.raises(ConfigError, match=r"together with attention sinks.*Leave it out"), both:
+        pass
 
 
 @torch.no_grad()

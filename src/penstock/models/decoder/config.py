@@ -126,6 +126,12 @@ class DecoderConfig:
                     got=getattr(self, name),
                     fix=f"Set model_type to {' or '.join(families_with(name))}, or leave it out.",
                 )
+        if self.attn_logit_softcapping is not None and self.family.has_sinks:
+            raise ConfigError(
+                "attn_logit_softcapping is not supported together with attention sinks",
+                got=self.attn_logit_softcapping,
+                fix="Leave it out.",
+            )
         if self.max_window_layers and self.sliding_window is None:
             raise ConfigError(
                 "max_window_layers needs sliding_window",
