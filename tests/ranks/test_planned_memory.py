@@ -3,13 +3,17 @@
 from typing import Any
 
 import pytest
+import torch
 from tests.peft_loop import folder_of
 from transformers import LlamaConfig
 
+from penstock.nn.kernels.choose import masked
 from penstock.parallel.layout import layout_of
+from penstock.plan.job import TrainingStep
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.step_memory import peak_of_step
+from penstock.train import setup
 from penstock.train.planning.memory import memory_plan
 from penstock.train.resolve.load import build_recipe
 
@@ -26,6 +30,16 @@ CASES = {
     "slices": (2, {"parallel": {"tensor": 2}}),
     "stretches": (2, {"parallel": {"context": 2}}),
     "stretches with sinks": (2, {"model": {"model_type": "granite_swa"}, "parallel": {"context": 2}}),
+    "long stretches with sinks": (
+        2,
+        {
+            "model": {"model_type": "granite_swa"},
+            "parallel": {"context": 2},
+            "compute": "bfloat16",
+            "row": 256,
+            "within": 0.03,
+        },
+    ),
     "stretches with softcaps": (
         2,
         {
@@ -100,9 +114,25 @@ def test_the_planned_peak_of_a_step_is_the_measured_one(tmp_path, name):
     compare(name, tmp_path)
 
 
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_sinks_without_a_kernel_that_returns_log_sums_take_what_is_planned(tmp_path, monkeypatch, compute):
+    """On a CPU in place of the GPUs that have none, within 3%."""
+
+    def by_formula(layout, *, device, dtype, head_dim, **_):
+        return masked(layout, torch.empty(0, head_dim, dtype=dtype, device=device))
+
+    monkeypatch.setattr(setup, "choose_kernel", by_formula)
+    monkeypatch.setattr(TrainingStep, "lacks_log_sums", property(lambda _: True))
+    sections = {"model": {"model_type": "granite_swa"}, "row": 256, "within": 0.03, "compute": compute}
+    hold(1, sections, tmp_path)
+
+
 def compare(name, tmp_path):
     """Hold the planned peak of a case against the measured one."""
-    ranks, sections = CASES[name]
+    hold(*CASES[name], tmp_path)
+
+
+def hold(ranks, sections, tmp_path):
     corpus = write_corpus(tmp_path / "c", [[1 + n % 60] * (20 + n % 90) for n in range(200)], vocab_size=512)
     model = {
         "vocab_size": 512,
@@ -123,14 +153,14 @@ def compare(name, tmp_path):
             **({"model": model} if model else {}),
             "data": {
                 "corpora": {"c": {"path": str(corpus)}},
-                "sequence_length": 64,
+                "sequence_length": sections.get("row", 64),
                 "global_batch_size": 8,
                 "micro_batch_size": 2,
             },
             "compute": "float32",
-            **{name: section for name, section in sections.items() if name != "model"},
+            **{name: section for name, section in sections.items() if name not in ("model", "row", "within")},
         }
     )
     measured = max(on_ranks(lambda world: peak_of_step(config, world), ranks=ranks))
     planned = memory_plan(config, layout_of(config.parallel, world_size=ranks), on_cpu=True)
-    assert planned.total == pytest.approx(measured, rel=0.1), planned.lines()
+    assert planned.total == pytest.approx(measured, rel=sections.get("within", 0.1)), planned.lines()

@@ -35,6 +35,7 @@ def block_bytes(
     norms_in_float32: bool = True,
     is_compiled: bool = False,
     has_codes: bool = False,
+    lacks_log_sums: bool = False,
 ) -> dict[Mode, int]:
     """Return the bytes that one block keeps on one rank for a micro-batch, by activation-checkpointing mode.
 
@@ -44,11 +45,12 @@ def block_bytes(
         tensor: number of tensor-parallel ranks.
         context: number of context-parallel ranks; the result is for the last one, whose queries see all keys.
         rule: rule of context parallelism.
-        row: tokens of a whole row; used if `context` > 1.
+        row: tokens of a whole row; used if `context` > 1 or `lacks_log_sums`.
         norms_in_float32: norms are computed step by step, in float32; False: by one kernel.
         is_compiled: the gate's activation is computed again in the backward pass.
         has_codes: the feed-forward's input is kept in 8 bits, and the product of its gate is computed again
             (float8 with a scale per tensor, compiled).
+        lacks_log_sums: no kernel of these ranks returns log-sums, so that the formula computes sinks.
 
     >>> shape = DecoderConfig(vocab_size=9, hidden_size=64, intermediate_size=160, num_hidden_layers=1,
     ...                     num_attention_heads=4, num_key_value_heads=2)
@@ -64,12 +66,18 @@ def block_bytes(
     mask = scores = 0
     if kind.attention is not None:
         q, k = widths(model, tensor)
-        attention = c * (2 * q + 2 * k) + _FLOAT32 * model.num_attention_heads
+        sums = _FLOAT32 * model.num_attention_heads
+        attention = c * (2 * q + 2 * k) + sums
         keep += attention + (0 if context == 1 else _spread(model, c, context=context, rule=rule))
         operators += c * h + attention
-        if context > 1 and rule == "all_gather" and model.attn_logit_softcapping is None:
+        is_gathered = context > 1 and rule == "all_gather"
+        if model.family.has_sinks and (is_gathered or lacks_log_sums):
+            keep += _written_out(model, c, context=context, is_gathered=is_gathered) - sums
+            operators += (_FLOAT32 - c) * q - sums  # the output before it is rounded, instead of after
             scores = score_bytes(model, row=row, tensor=tensor)
-            mask = scores or c * row  # as numbers, shared by the heads
+            mask = scores + row  # which keys are hidden
+        elif is_gathered and model.attn_logit_softcapping is None:
+            mask = c * row  # as numbers, shared by the heads
         if model.family.qk_norm:
             heads = model.num_attention_heads + k // model.size_of_head
             keep += normed * (q + k) + _FLOAT32 * (2 * tensor if model.family.qk_norm == "whole" else heads)
@@ -124,9 +132,17 @@ def widths(model: DecoderConfig, tensor: int = 1) -> tuple[int, int]:
 
 
 def score_bytes(model: DecoderConfig, *, row: int, tensor: int = 1) -> int:
-    """Return the bytes of a token's attention weights where the formula computes them: with sinks under a
-    mask."""
-    return _FLOAT32 * model.num_attention_heads // tensor * row if model.family.has_sinks else 0
+    """Return the bytes of a token's attention weights where the formula computes sinks."""
+    return _FLOAT32 * model.num_attention_heads // tensor * row
+
+
+def _written_out(model: DecoderConfig, c: int, *, context: int, is_gathered: bool) -> int:
+    """Return the extra bytes per token of the formula's operands: queries, and keys and values of each query
+    head, in float32."""
+    q, k = widths(model)
+    repeated = 2 * q * context if is_gathered else 2 * q
+    already = repeated if is_gathered else 2 * k
+    return _FLOAT32 * (q + repeated) - c * (q + already)
 
 
 def _spread(model: DecoderConfig, c: int, *, context: int, rule: ContextRule) -> int:
@@ -149,6 +165,7 @@ def working_bytes(
     context: int = 1,
     rule: ContextRule = "all_gather",
     row: int = 0,
+    lacks_log_sums: bool = False,
 ) -> int:
     """Return the peak bytes that a block's backward allocates beyond the kept activations.
 
@@ -163,13 +180,16 @@ def working_bytes(
     if kind.feed_forward is None:
         gradients, kept = 0, 0
     feed_forward = gradients * c * f // tensor + 2 * c * h // tensor + (0 if tensor == 1 else c * h)
-    attention = c * (q + 2 * q * context) // tensor - kept * c * f // tensor
-    if context > 1 and rule == "all_gather":
-        attention += 2 * score_bytes(model, row=row, tensor=tensor)
+    is_gathered = context > 1 and rule == "all_gather"
+    is_written_out = model.family.has_sinks and (is_gathered or lacks_log_sums)
+    attention = c * (q + 2 * q * context) // tensor
+    if is_written_out:  # gradients of values replace the values
+        attention = 2 * score_bytes(model, row=row, tensor=tensor) + 2 * c * h // tensor
+    attention -= kept * c * f // tensor
     whole = tokens * (feed_forward if kind.attention is None else max(feed_forward, attention))
     if kind.attention is None or model.attn_logit_softcapping is None:
         return whole
-    copies, is_gathered = 2 if c == _FLOAT32 else 5, rule == "all_gather"
+    copies = 2 if c == _FLOAT32 else 5
     heads = model.num_attention_heads // tensor // (1 if is_gathered else context)
     keys = k * context if is_gathered else k
     capped = chunk_bytes(heads=heads, keys=row)

@@ -135,6 +135,7 @@ class TrainingStep:
             norms_in_float32=self.norms_in_float32,
             is_compiled=is_compiled,
             has_codes=is_compiled and self.linear == "float8_tensorwise",
+            lacks_log_sums=self.lacks_log_sums,
         )
         if self.adapter is not None:
             kept["keep"] += round(
@@ -184,6 +185,11 @@ class TrainingStep:
     def norms_in_float32(self) -> bool:
         """True if norms convert to float32 and keep that: on CPUs, and in other trainers under autocast."""
         return self.on_cpu or self.kernels == "fused"
+
+    @property
+    def lacks_log_sums(self) -> bool:
+        """True if no attention kernel returns log-sums: in float32, those of GPUs do not."""
+        return not self.on_cpu and self.compute == "float32"
 
     @property
     def gather_bytes(self) -> float:

@@ -285,6 +285,7 @@ class Rank:
             context=job.layout.context,
             rule=job.context_rule,
             row=job.sequence_length,
+            lacks_log_sums=job.lacks_log_sums,
         )
 
     @property
