@@ -5,6 +5,7 @@ from tests.ranks.test_parallel_layouts import (
     FAMILIES,
     LLAMA,
     assert_equal,
+    assert_mixed_learns,
     corpus,
     on_ranks,
     plain,
@@ -48,6 +49,27 @@ MODELS = [
 def test_losses_and_gradients_equal_those_of_the_plain_loop(corpus, tmp_path, plain, ranks, model, parallel):
     recipe = recipe_of(corpus, tmp_path, model=LLAMA | model, **parallel)
     assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=ranks), plain(LLAMA | model))
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks", "parallel"),
+    [
+        ("granite_swa", 4, {}),
+        ("granite_swa", 4, {"tensor": 4}),
+        ("granite_swa", 2, {"context": 2}),
+        ("granite_swa", 4, {"context": 4, "context_rule": "ulysses"}),
+        ("granite_swa", 2, {"pipeline": 2, "rows": 2}),
+        ("gemma2", 4, {"tensor": 2}),
+        ("gemma2", 4, {"context": 4}),
+        ("gemma2", 4, {"pipeline": 4, "rows": 2}),
+        ("gemma2", 8, {"pipeline": 2, "context": 2, "tensor": 2, "rows": 4}),
+    ],
+    ids=str,
+)
+def test_layers_of_different_kinds_learn_over_ranks_as_on_one(
+    corpus, tmp_path, plain, family, ranks, parallel
+):
+    assert_mixed_learns(corpus, tmp_path, plain, family, ranks, parallel)
 
 
 def test_a_run_resumes_in_six_layouts(corpus, tmp_path, plain):

@@ -8,16 +8,17 @@ bias moves no softmax but by rotation: its gradient is what is left of sums a th
 Each axis and each pair of axes is in a layout here; check_parallel_layouts.py has more of them.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.families import mixed
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from penstock.core import config
-from penstock.models.decoder.config import DecoderConfig
 from penstock.models.decoder.model import Decoder
 from penstock.nn.init import init_weights
 from penstock.obs.meter import StepMeter
@@ -92,9 +93,14 @@ def recipe_of(corpus, folder, *, model=LLAMA, steps=STEPS, rows=None, **parallel
     )
 
 
+def recipe_of_parts(recipe: TrainConfig, *parts: str) -> TrainConfig:
+    """Return the recipe of a network whose layers have these parts, in turn; of the same network without."""
+    return replace(recipe, model=mixed(recipe.model, *parts)) if parts else recipe
+
+
 def plain_loop(recipe: TrainConfig) -> tuple[list[float], dict[str, torch.Tensor], float]:
     """Return the losses of all steps, the gradients of the first, before clipping, and the held-out loss."""
-    model = Decoder(DecoderConfig(**{f: getattr(recipe.model, f) for f in recipe.model.__dataclass_fields__}))
+    model = Decoder(recipe.model)
     model.limit_texts(recipe.data.longest)
     init_weights(model, seed=recipe.run.seed)
     optim = recipe.optim
@@ -162,9 +168,10 @@ def plain(corpus, tmp_path_factory):
     """What the plain loop finds, by model and steps, computed once each."""
     found: dict[str, Any] = {}
 
-    def of(model: dict[str, Any], steps: int = STEPS):
-        if (key := str((model, steps))) not in found:
+    def of(model: dict[str, Any], steps: int = STEPS, *, parts: tuple[str, ...] = ()):
+        if (key := str((model, steps, parts))) not in found:
             recipe = recipe_of(corpus, tmp_path_factory.mktemp("plain"), model=model, steps=steps)
+            recipe = recipe_of_parts(recipe, *parts)
             (found[key],) = on_ranks(lambda _: plain_loop(recipe), ranks=1)
         return found[key]
 
@@ -263,6 +270,41 @@ def test_every_family_is_cut_over_ranks_without_changing_what_it_learns(corpus, 
     assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=2), plain(model))
 
 
+PARTS = ("both", "attention", "mlp", "both")
+MIXED = {
+    "granite_swa": FAMILIES["granite_swa"]
+    | {
+        "num_hidden_layers": 4,
+        "layer_types": 2 * ["full_attention", "sliding_attention"],
+        "layer_rope_theta": [10_000.0, 0.0, 0.0, 500.0],
+    },
+    "gemma2": FAMILIES["gemma2"]
+    | {"num_hidden_layers": 4, "layer_types": 2 * FAMILIES["gemma2"]["layer_types"]},
+}
+"""Networks of PARTS: windows, sinks or softcaps, rotary rules and none differ between their attentions."""
+
+
+def assert_mixed_learns(corpus, tmp_path, plain, family, ranks, parallel) -> None:
+    model = LLAMA | MIXED[family]
+    recipe = recipe_of_parts(recipe_of(corpus, tmp_path, model=model, **parallel), *PARTS)
+    results = on_ranks(lambda world: trained(recipe, world), ranks=ranks)
+    assert_equal(results, plain(model, parts=PARTS))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "parallel"),
+    [
+        (2, {}),
+        (2, {"tensor": 2}),
+        (4, {"context": 4}),
+        (4, {"pipeline": 4, "rows": 2}),  # a stage without attention
+    ],
+    ids=str,
+)
+def test_layers_of_different_kinds_learn_over_ranks_as_on_one(corpus, tmp_path, plain, ranks, parallel):
+    assert_mixed_learns(corpus, tmp_path, plain, "granite_swa", ranks, parallel)
+
+
 SHARED_HEADS = [
     (4, {"num_key_value_heads": 2, "attention_bias": True}, {"tensor": 4}),
     (4, FAMILIES["qwen3"] | {"num_key_value_heads": 1}, {"tensor": 2, "context": 2}),
@@ -296,11 +338,14 @@ def test_two_stretches_keep_windows_and_softcaps(corpus, tmp_path, plain, family
     assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=2), plain(model))
 
 
-@pytest.mark.parametrize(("family", "stages"), [("granite", 3), ("mistral", 2), ("gemma", 2), ("gemma2", 2)])
+@pytest.mark.parametrize(
+    ("family", "stages"), [("granite", 3), ("mistral", 2), ("gemma", 2), ("gemma2", 2), ("granite_swa", 2)]
+)
 def test_stages_keep_multipliers_windows_and_tied_matrices(corpus, tmp_path, plain, family, stages):
     model = LLAMA | FAMILIES[family] | {"num_hidden_layers": 4}
-    if family == "gemma2":
-        model["layer_types"] = 2 * FAMILIES["gemma2"]["layer_types"]
+    for of_layers in ("layer_types", "layer_rope_theta"):
+        if of_layers in model:
+            model[of_layers] = 2 * FAMILIES[family][of_layers]
     recipe = recipe_of(corpus, tmp_path, model=model, pipeline=stages, rows=2)
     assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=stages), plain(model))
 
