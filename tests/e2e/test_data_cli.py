@@ -263,7 +263,7 @@ def test_a_bad_line_fails_by_default_and_is_left_out_on_request(
         (("prepare", "a.txt", "--tokenizer", "absent.json"), "Tokenizer absent.json does not exist"),
         (
             ("prepare", "a.txt", "--tokenizer", "."),
-            "Tokenizer . is a folder. Give the path of a tokenizer.json",
+            "Tokenizer . has no tokenizer.json. Give the path of a tokenizer.json",
         ),
         (("prepare", "a.txt", "--train-tokenizer", "256"), "--train-tokenizer is too small (got 256)"),
         (("prepare", "a.txt", "--train-tokenizer", "many"), "Not a count or size (got 'many')"),

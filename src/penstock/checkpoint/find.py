@@ -85,6 +85,10 @@ def find(path: Path, *, step: int | None = None) -> SavedCheckpoint:
         raise CheckpointError(f"{path} has no complete checkpoint of step {step}", fix=f"It has {known}.")
     if found:
         return found[-1]
+    if (path / "config.json").is_file():
+        raise CheckpointError(
+            f"config.json in {path} has no model_type", fix="Take it from where the weights came from."
+        )
     state = "has no complete checkpoint" if path.is_dir() else "does not exist"
     raise CheckpointError(f"{path} {state}", fix="Give the folder of a run, a checkpoint or a model.")
 

@@ -184,6 +184,7 @@ def read_rope(
             + (f" If the model does not need the rest, open the folder with {options}." if options else ""),
         )
     if rule == "default":
+        _check_type(found, where)
         return RopeRule(theta=theta, scaling=None, rotated=rotated)
     given = {key: found[key] for key in own if found.get(key) is not None}
     if "truncate" in found:
@@ -212,6 +213,14 @@ def _kind(found: Mapping[str, Any], names: Mapping[str, str]) -> str:  # Any: JS
     if kind not in ("default", *_FIELDS):
         raise ModelError("Unknown rope_type", got=kind, fix=nearest(str(kind), ["default", *_FIELDS]))
     return cast(str, kind)
+
+
+def _check_type(found: Mapping[str, Any], where: str) -> None:  # Any: JSON
+    """Raise ModelError for the fields of a rule that is not named: transformers reads none of them."""
+    is_named = any(found.get(key) is not None for key in ("rope_type", "type"))
+    fields = sorted(key for key in found.keys() - _OF_ANY_RULE if found[key] is not None)
+    if fields and not is_named:
+        raise ModelError(f"{where} has no rope_type", got=", ".join(fields), fix="Name the rule.")
 
 
 def _with_divisors(
@@ -266,7 +275,7 @@ def _theta(
 def _rule(raw: Mapping[str, Any], key: str) -> dict[str, Any]:  # Any: JSON
     """Return a copy of the rule under one of the two keys; raise ModelError unless it is one for all
     layers."""
-    given = raw.get(key) or {}
+    given = {} if raw.get(key) is None else raw[key]
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
         raise ModelError(f"{key} must be one rule for all layers", got=given, fix="Use a model that has one.")
     return dict(given)
@@ -276,7 +285,7 @@ def _number(name: str, value: object) -> float:
     """Return the value as a float; raise ModelError unless it is finite and not negative."""
     if not is_number(value) or not 0 <= value <= sys.float_info.max:  # type: ignore[operator]
         fix = "Take config.json from where the weights came from."
-        raise ModelError(f"{name} of the rotary embedding must be a number", got=value, fix=fix)
+        raise ModelError(f"{name} of the rotary embedding must be a number, 0 or more", got=value, fix=fix)
     return float(value)  # type: ignore[arg-type]
 
 

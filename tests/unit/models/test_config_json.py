@@ -38,7 +38,10 @@ SIZES = {
         ({"tie_word_embeddings": "false"}, r"tie_word_embeddings has the wrong type \(got 'false'\)"),
         ({"max_position_embeddings": None}, "max_position_embeddings has the wrong type"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be positive"),
-        ({"rope_theta": "10000"}, r"rope_theta of the rotary embedding must be a number \(got '10000'\)"),
+        (
+            {"rope_theta": "10000"},
+            r"rope_theta of the rotary embedding must be a number, 0 or more \(got '10000'\)",
+        ),
         ({"rope_scaling": [2]}, "rope_scaling must be one rule for all layers"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor of the rotary embedding must be"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor must be at least 1"),
@@ -76,9 +79,25 @@ GRANITE_4 = {"model_type": "granitemoehybrid", "num_local_experts": 0, "layer_ty
         ({**SMOLLM3, "no_rope_layers": [1]}, "no_rope_layers must have 0 or 1 for each of the 2 layers"),
         ({**SMOLLM3, "no_rope_layers": "none"}, "no_rope_layers must have 0 or 1"),
         ({**SMOLLM3, "no_rope_layer_interval": 0}, "no_rope_layer_interval must be a number of layers"),
-        ({**SMOLLM3, "layer_types": ["sliding_attention"] * 2}, "says that no layer has one"),
+        ({**SMOLLM3, "layer_types": ["sliding_attention"] * 2}, "says that no layer has a window"),
         ({**SMOLLM3, "layer_types": 5}, "layer_types"),
-        ({**GRANITE_4, "layer_types": 5}, "layer_types must name the kind of each layer"),
+        *(
+            ({**family, "layer_types": ["full_attention", "sliding_attention"]}, "that no layer has a window")
+            for family in (
+                {"model_type": "exaone4", "sliding_window": None},
+                {"model_type": "gemma2", "sliding_window": None},
+                {"model_type": "gemma3_text", "sliding_window": None},
+                {"model_type": "ministral", "sliding_window": None},
+                {"model_type": "olmo3", "sliding_window": None},
+                {"model_type": "qwen2", "sliding_window": 8},
+                {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": None},
+            )
+        ),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 0}, "sliding_window_pattern must be"),
+        ({"model_type": "gemma3_text", "rope_parameters": False}, "a rule for full_attention and one for"),
+        ({**GRANITE_4, "layer_types": 5}, "layer_types must name the kind of each of the 2 layers"),
+        ({**GRANITE_4, "layers_block_type": ["mamba"] * 2}, "Mamba layers or experts"),
+        ({**GRANITE_4, "layers_block_type": []}, "layer_types must name the kind of each of the 2 layers"),
         ({**GRANITE_4, "position_embedding_type": "alibi"}, "position_embedding_type must be"),
         ({**GRANITE_4, "position_embedding_type": ["rope"]}, "position_embedding_type must be"),
         (
@@ -95,6 +114,12 @@ GRANITE_4 = {"model_type": "granitemoehybrid", "num_local_experts": 0, "layer_ty
         ({"model_type": ["llama"]}, "not supported"),
         ({"model_type": {}, "text_config": {"model_type": "cwm"}}, "config.json lacks"),
         ({"rope_parameters": {"rope_type": ["a"]}}, "Unknown rope_type"),
+        ({"rope_parameters": 0}, "must be one rule for all layers"),
+        ({"rope_scaling": {"alpha": 7.0, "factor": 2.0}}, r"has no rope_type \(got 'alpha, factor'\)"),
+        ({"rope_scaling": {"type": "dynamic", "factor": -2.0}}, r"must be a number, 0 or more \(got -2.0\)"),
+        ({"quantization_config": {"quant_method": "eetq"}}, r"cannot be opened \(got 'eetq'\)"),
+        ({"quantization_config": {"bits": 3}}, r"cannot be opened \(got \{'bits': 3\}\)"),
+        ({"quantization_config": ["int4"]}, r"cannot be opened \(got \['int4'\]\)"),
         ({"rope_theta": 10**400}, "must be a number"),
         ({**GRANITE_SWA, "layer_rope_theta": [10**400, 0]}, "none negative or infinite"),
         ({**GRANITE_SWA, "layer_rope_theta": [-1.0, 0]}, "none negative or infinite"),
@@ -278,7 +303,7 @@ def test_a_wrapped_gemma_3_leaves_out_the_sizes_of_its_class():
         ({"hidden_activation": "gelu"}, "hidden_activation must be gelu_pytorch_tanh"),
         (
             {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
-            "sliding_attention cannot have a rule of their own",
+            "a rope_theta of their own, and no other rule",
         ),
     ],
 )

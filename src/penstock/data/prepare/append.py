@@ -185,7 +185,7 @@ def tokenizer_of(corpus: Path, given: Path | None) -> Path:
     path = given or own
     if not path.is_file():
         if given:
-            state = "is a folder" if given.is_dir() else "does not exist"
+            state = f"has no {TOKENIZER_FILE}" if given.is_dir() else "does not exist"
             raise UsageError(f"Tokenizer {given} {state}", fix="Give the path of a tokenizer.json.")
         raise CorpusError(
             f"Corpus {corpus} has no {TOKENIZER_FILE}",

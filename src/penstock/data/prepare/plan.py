@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from penstock.core.errors import CorpusError, UsageError, nearest
-from penstock.core.files import write_atomic
+from penstock.core.files import TOKENIZER_FILE, write_atomic
 from penstock.core.units import Count
 from penstock.data.prepare.byte_streams import MAX_ZSTD_LONG, MIN_ZSTD_LONG, ZSTD_LONG
 from penstock.data.prepare.chat_records import FIELDS
@@ -199,7 +199,7 @@ class PrepareConfig:
             fix = "Give --tokenizer FILE to use that one, or --train-tokenizer 4096 to train one."
             raise UsageError("Exactly one of --tokenizer and --train-tokenizer is needed", fix=fix)
         if self.tokenizer is not None and not self.tokenizer.is_file():
-            state = "is a folder" if self.tokenizer.is_dir() else "does not exist"
+            state = f"has no {TOKENIZER_FILE}" if self.tokenizer.is_dir() else "does not exist"
             fix = "Give the path of a tokenizer.json, or --train-tokenizer VOCAB to train one."
             raise UsageError(f"Tokenizer {self.tokenizer} {state}", fix=fix)
         if self.train_tokenizer is not None and self.train_tokenizer < MIN_VOCAB:

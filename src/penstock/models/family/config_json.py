@@ -39,9 +39,11 @@ def config_of(raw: Mapping[str, Any], *, ignored_keys: Collection[str] = ()) -> 
         )
     family: Family = FAMILY[model_type]
     ignored = [name for name in ignored_keys if _has(raw, name)]
-    if any(raw.get(key) for key in QUANTISATION):
+    if how := next(filter(None, map(raw.get, QUANTISATION)), None):
         raise ModelError(
-            "Quantised weights cannot be opened", fix="Use the model's bfloat16 or float32 folder."
+            "Quantised weights cannot be opened",
+            got=(how.get("quant_method") if isinstance(how, Mapping) else None) or how,
+            fix="Use the model's bfloat16 or float32 folder.",
         )
     sizes = {} if raw is whole else family.sizes
     raw = {**sizes, **family.defaults, **_without(raw, ignored, family)}

@@ -24,10 +24,10 @@ def _read(raw: Raw) -> Raw:
 
 def _kinds(raw: Raw) -> list[str]:
     layers, pattern = raw["num_hidden_layers"], raw["sliding_window_pattern"]
+    if raw["layer_types"] is not None:
+        return checked_kinds(raw["layer_types"], layers, window=raw["sliding_window"])
     if raw["sliding_window"] is None:
         return [FULL] * layers
-    if raw["layer_types"] is not None:
-        return checked_kinds(raw["layer_types"], layers)
     if isinstance(pattern, str) and pattern and set(pattern) <= set(_LETTERS):
         return [*(_LETTERS[pattern[i % len(pattern)]] for i in range(layers - 1)), FULL]
     if not isinstance(pattern, int) or pattern < 1:

@@ -23,11 +23,16 @@ _PATTERN = 6
 
 
 def _read(raw: Raw) -> Raw:
-    layers, every = raw["num_hidden_layers"], raw.get("sliding_window_pattern") or _PATTERN
+    layers, every = raw["num_hidden_layers"], raw.get("sliding_window_pattern")
+    every = _PATTERN if every is None else every
     if not isinstance(every, int) or every < 1:
         raise ConfigError("sliding_window_pattern must be a number of layers, at least 1", got=every)
     usual = [SLIDING if (i + 1) % every else FULL for i in range(layers)]
-    kinds = usual if raw["layer_types"] is None else checked_kinds(raw["layer_types"], layers)
+    kinds = (
+        usual
+        if raw["layer_types"] is None
+        else checked_kinds(raw["layer_types"], layers, window=raw["sliding_window"])
+    )
     return {
         **read_layer_types({**raw, "layer_types": kinds}, default=(FULL,)),
         **read_rules(raw, kinds, bases=_BASES),

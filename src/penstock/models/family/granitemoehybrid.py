@@ -20,9 +20,7 @@ _UNUSED = frozenset({
 
 
 def _read(raw: Raw) -> Raw:
-    kinds = raw["layer_types"] or raw.get("layers_block_type") or ["linear_attention"]
-    if not isinstance(kinds, list) or len(kinds) != raw["num_hidden_layers"]:
-        raise ConfigError("layer_types must name the kind of each layer", got=kinds)
+    kinds = _kinds(raw)
     if raw["num_local_experts"] or not set(map(str, kinds)) <= set(_ATTENTION):
         raise ModelError(
             "Granite 4.0 with Mamba layers or experts is not supported",
@@ -37,6 +35,16 @@ def _read(raw: Raw) -> Raw:
         "partial_rotary_factor": 1.0 if positions == "rope" else 0.0,
         "layer_types": None,
     }
+
+
+def _kinds(raw: Raw) -> list[object]:
+    """Return the kinds of the layers; transformers knows them by two names, and reads the second first."""
+    layers, found = raw["num_hidden_layers"], (raw["layer_types"], raw.get("layers_block_type"))
+    given = [["linear_attention"] * layers] if found == (None, None) else [x for x in found if x is not None]
+    for kinds in given:
+        if not isinstance(kinds, list) or len(kinds) != layers:
+            raise ConfigError(f"layer_types must name the kind of each of the {layers} layers", got=kinds)
+    return [kind for kinds in given for kind in kinds]
 
 
 def _check(config: "DecoderConfig") -> None:

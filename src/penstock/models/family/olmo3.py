@@ -19,7 +19,11 @@ _BASES = {FULL: ("rope_theta", 500_000.0), SLIDING: ("", 500_000.0)}
 def _read(raw: Raw) -> Raw:
     layers = raw["num_hidden_layers"]
     usual = [(SLIDING, SLIDING, SLIDING, FULL)[i % 4] for i in range(layers)]
-    kinds = usual if raw["layer_types"] is None else checked_kinds(raw["layer_types"], layers)
+    kinds = (
+        usual
+        if raw["layer_types"] is None
+        else checked_kinds(raw["layer_types"], layers, window=raw["sliding_window"])
+    )
     found = read_rules(raw, kinds, bases=_BASES)
     if found["layer_rope_theta"] is not None:
         raise ModelError(

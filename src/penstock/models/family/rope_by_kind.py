@@ -24,7 +24,7 @@ def rule_of_kind(raw: Raw, kind: str, *, bases: dict[str, tuple[str, float]]) ->
     Raises:
         ModelError: `rope_parameters` has something other than a rule for each kind.
     """
-    rules = raw.get("rope_parameters") or {}
+    rules = {} if raw.get("rope_parameters") is None else raw["rope_parameters"]
     is_by_kind = isinstance(rules, dict) and rules.keys() <= set(KINDS)
     if not is_by_kind or not all(isinstance(rule, dict | None) for rule in rules.values()):
         raise ModelError(
@@ -51,7 +51,8 @@ def read_rules(raw: Raw, kinds: list[str], *, bases: dict[str, tuple[str, float]
     full, local = (read_rope(rule_of_kind(raw, kind, bases=bases)) for kind in KINDS)
     if local.rotated != 1.0 or local.scaling not in (None, full.scaling):
         raise ConfigError(
-            f"Layers of {SLIDING} cannot have a rule of their own but for its rope_theta", got=local.scaling
+            f"Layers of {SLIDING} can have a rope_theta of their own, and no other rule",
+            got="a partial_rotary_factor" if local.scaling is None else local.scaling.rope_type,
         )
     thetas = tuple(full.theta if kind == FULL else local.theta for kind in kinds)
     is_in_full_alone = full.scaling is not None and local.scaling is None

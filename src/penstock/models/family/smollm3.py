@@ -7,7 +7,6 @@ from penstock.models.family.base import BOOKKEEPING, DEFAULTS, Family, Raw
 from penstock.models.family.windows import (
     FULL,
     SLIDING,
-    checked_kinds,
     read_layer_types,
     write_layer_types,
 )
@@ -21,11 +20,6 @@ def _read(raw: Raw) -> Raw:
     kinds, has_windows = raw["layer_types"], raw["use_sliding_window"] and raw["sliding_window"] is not None
     if kinds is None:
         kinds = [FULL if flag or not has_windows else SLIDING for flag in rotated]
-    elif SLIDING in checked_kinds(kinds, len(rotated)) and not has_windows:
-        raise ConfigError(
-            f"layer_types has {SLIDING}, and use_sliding_window or sliding_window says that no layer has one",
-            fix="Correct one of them.",
-        )
     bases = tuple(raw["rope_theta"] if flag else 0.0 for flag in rotated)
     window = {"sliding_window": raw["sliding_window"] if has_windows else None}
     return {
