@@ -4,6 +4,7 @@ An adapter has one too. What its folder lacks is the model's: a tokenizer with t
 template that it was tuned with, and the tokens at which its answers end, besides the model's.
 """
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,12 +13,16 @@ from typing import Any, Self, TypeVar
 from penstock.core.config import load_json
 from penstock.core.errors import InputError, UsageError
 from penstock.core.files import TOKENIZER_FILE
+from penstock.core.log import Event
 from penstock.engine.detokenizer import TextStream
 from penstock.engine.embedding_rules import EmbeddingRules, read_rules
 from penstock.engine.sampling_params import Sampling
 from penstock.text.chat_template import ChatTemplate, Message, load_template, render
 from penstock.text.companions import model_end_ids
+from penstock.text.template_markers import markers_in, may_be_text
 from penstock.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _LARGE = 1e9
@@ -72,6 +77,7 @@ class TextProcessor:
         """
         tokenizer, template = Tokenizer.load(tokenizer_path), load_template(tokenizer_path.parent)
         start_ids, end_ids = _added_ids(tokenizer, tokenizer_path)
+        _look_for_markers(tokenizer_path.parent, tokenizer, template)
         return cls(
             tokenizer=tokenizer,
             stop_ids=_stop_ids(tokenizer_path.parent, tokenizer, template),
@@ -131,7 +137,7 @@ class TextProcessor:
             InputError, UsageError, ModelError: a file of the folder cannot be read.
         """
         path, template = folder / TOKENIZER_FILE, load_template(folder)
-        present = (self, *self.adapters.values())
+        present, has_own = (self, *self.adapters.values()), path.is_file() or template.source is not None
         known = [one.tokenizer for one in present]
         tokenizer = Tokenizer.load(path, known=known) if path.is_file() else self.tokenizer
         alike = next((one for one in present if one.tokenizer is tokenizer), None)
@@ -140,6 +146,8 @@ class TextProcessor:
         )
         variables = {**self.template.variables, **template.variables}
         template = replace(self.template if template.source is None else template, variables=variables)
+        if has_own:
+            _look_for_markers(folder, tokenizer, template)
         return replace(
             self,
             tokenizer=tokenizer,
@@ -195,6 +203,27 @@ class TextProcessor:
         if text is None:
             text = self._singles[ids[0]] = self.tokenizer.decode(ids)
         return text
+
+
+def _look_for_markers(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    """Log markers of a chat template that the model never sees as such: the vocabulary lacks them."""
+    source = template.source or ""
+    named = [text for name, text in template.variables.items() if name in source]
+    markers = dict.fromkeys((*named, *(found[0] for found in markers_in(source))))
+    if lacking := [
+        marker
+        for marker in markers
+        if not may_be_text(marker) and len(tokenizer.encode(marker, special=True)) > 1
+    ]:
+        log.warning(
+            Event(
+                "markers_in_pieces",
+                "The vocabulary of {folder} lacks tokens that its chat template names ({markers}), so the "
+                "model reads them as text: use the tokenizer and the template of one model",
+                folder=str(folder),
+                markers=", ".join(lacking),
+            )
+        )
 
 
 def _stop_ids(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> frozenset[int]:

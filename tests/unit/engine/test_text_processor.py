@@ -63,6 +63,23 @@ def test_equal_tokenizers_are_held_once_however_their_files_were_written(model, 
     assert model.of("one")._singles is model.of("another")._singles is not model._singles
 
 
+@pytest.mark.parametrize("of_adapter", [False, True])
+def test_markers_of_a_template_that_the_vocabulary_lacks_are_named_in_the_log(tmp_path, caplog, of_adapter):
+    marked = tokenizers.Tokenizer.from_str(BASE.content.decode())
+    marked.add_special_tokens(["<|turn|>"])
+    folder = written(tmp_path / "tuned", marked.to_str())
+    model = TextProcessor.load(written(tmp_path / "model", content()) / "tokenizer.json")
+    for template, lacking in (
+        ("<|turn|><|user|>{{ messages[0].content }}", None),
+        ("{{ bos_token }}<|turn|><end_of_turn>", "<s>, <end_of_turn>"),
+    ):
+        (folder / "chat_template.jinja").write_text(template)
+        (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"}))
+        model.add_adapter("a", folder) if of_adapter else TextProcessor.load(folder / "tokenizer.json")
+        said = f"vocabulary of {folder} lacks tokens that its chat template names ({lacking}), so the model"
+        assert (said in caplog.text) == ("lacks" in caplog.text) == (lacking is not None)
+
+
 def test_padding_that_a_file_names_begins_no_prompt(tmp_path):
     padded = tokenizers.Tokenizer.from_str(BASE.content.decode())
     padded.enable_padding(direction="left", length=8, pad_id=3)
