@@ -1,7 +1,6 @@
 """Continue a prompt with a trained model; the text appears as it is generated.
 
-PATH is a run, one of its checkpoints, or a Hugging Face folder of a Llama, Granite, Mistral or Qwen
-model.
+PATH is a run, one of its checkpoints, or a Hugging Face folder; docs/reference/models.md has the families.
 The same seed, prompt and settings give the same text.
 
 example:
