@@ -1,7 +1,7 @@
 """Every layout against a plain torch loop in one process: same losses, same gradients.
 
 The reference knows nothing of Penstock's trainer, optimizer or parallelisms: the network, a loader of all
-rows, torch's cross entropy, clipping and AdamW. Losses agree to 1e-5 of themselves over 6 steps, and the
+rows, torch's cross entropy, clipping and AdamW. Losses agree to 1e-5 of themselves over 4 steps, and the
 gradient of each parameter to 1e-6 of its norm: float32 sums in another order, and nothing else. (A key's
 bias moves no softmax but by rotation: its gradient is what is left of sums a thousand times larger.)
 
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from tests.families import mixed
+from tests.rank_batches import RankBatches
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
@@ -32,7 +33,7 @@ from penstock.train.recipe.config import TrainConfig
 from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 
-VOCAB, STEPS = 48, 6
+VOCAB, STEPS = 48, 4
 LLAMA = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -40,26 +41,11 @@ LLAMA = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-LAYOUTS: list[tuple[int, dict[str, Any]]] = [
-    (2, {}),
-    (4, {"shard": 2, "replicate": 2}),
-    (2, {"shard": 1, "replicate": 2}),
-    (2, {"reshard_after_forward": False}),
-    (4, {"reshard_after_forward": 2}),
-    (2, {"offload": True}),
-    (4, {"tensor": 2}),
-    (2, {"context": 2}),
-    (2, {"context": 2, "context_rule": "ulysses"}),
-    (4, {"context": 2}),
-    (8, {"context": 2, "tensor": 2, "shard": 1, "replicate": 2, "context_rule": "ulysses"}),
-    (2, {"pipeline": 2, "rows": 2}),
-    (4, {"pipeline": 2, "rows": 1}),
-]
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """Documents whose next token mostly follows from the last, so that 6 steps learn something."""
+    """Documents whose next token mostly follows from the last, so that 4 steps learn something."""
     generator = torch.Generator().manual_seed(0)
     documents = []
     for length in torch.randint(1, 60, (400,), generator=generator).tolist():
@@ -200,12 +186,6 @@ def assert_gradients_equal(records, found, gradients) -> None:
         assert difference <= 1e-6 * (own + 1e-3 * norm), name
 
 
-@pytest.mark.parametrize(("ranks", "parallel"), LAYOUTS, ids=str)
-def test_losses_and_gradients_equal_those_of_the_plain_loop(corpus, tmp_path, plain, ranks, parallel):
-    recipe = recipe_of(corpus, tmp_path, **parallel)
-    assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=ranks), plain(LLAMA))
-
-
 FAMILIES = {
     "tied": {"tie_word_embeddings": True},
     "biases": {"attention_bias": True, "mlp_bias": True},
@@ -263,11 +243,139 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_is_cut_over_ranks_without_changing_what_it_learns(corpus, tmp_path, plain, family):
-    model = LLAMA | FAMILIES[family]
-    recipe = recipe_of(corpus, tmp_path, model=model, tensor=2)
-    assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=2), plain(model))
+def deep(family: str, layers: int = 4) -> dict[str, Any]:
+    """Return a model of a family with more layers than two, what its layers differ in repeated."""
+    of_layers = {
+        key: values * (layers // len(values))
+        for key, values in FAMILIES[family].items()
+        if key in ("layer_types", "layer_rope_theta")
+    }
+    return LLAMA | FAMILIES[family] | of_layers | {"num_hidden_layers": layers}
+
+
+Case = tuple[int, dict[str, Any], dict[str, Any]]
+"""Ranks, model, and the section `[parallel]` of a recipe."""
+LAYOUTS: dict[str, Case] = {
+    f"{ranks} ranks, {parallel}": (ranks, LLAMA, parallel)
+    for ranks, parallel in [
+        (2, {}),
+        (4, {"shard": 2, "replicate": 2}),
+        (2, {"shard": 1, "replicate": 2}),
+        (2, {"reshard_after_forward": False}),
+        (4, {"reshard_after_forward": 2}),
+        (2, {"offload": True}),
+        (4, {"tensor": 2}),
+        (2, {"context": 2}),
+        (2, {"context": 2, "context_rule": "ulysses"}),
+        (4, {"context": 2}),
+        (8, {"context": 2, "tensor": 2, "shard": 1, "replicate": 2, "context_rule": "ulysses"}),
+        (2, {"pipeline": 2, "rows": 2}),
+        (4, {"pipeline": 2, "rows": 1}),
+    ]
+}
+CUT: dict[str, Case] = {
+    f"{family} cut": (2, LLAMA | model, {"tensor": 2}) for family, model in FAMILIES.items()
+}
+SHARED_HEADS: dict[str, Case] = {
+    "biases, 2 heads": (4, LLAMA | {"num_key_value_heads": 2, "attention_bias": True}, {"tensor": 4}),
+    "qwen3, 1 head": (
+        4,
+        LLAMA | FAMILIES["qwen3"] | {"num_key_value_heads": 1},
+        {"tensor": 2, "context": 2},
+    ),
+    "olmo2, 2 heads": (4, LLAMA | FAMILIES["olmo2"], {"tensor": 4}),
+    "granite_swa, 2 heads": (
+        4,
+        LLAMA | FAMILIES["granite_swa"],
+        {"tensor": 2, "context": 2, "context_rule": "ulysses"},
+    ),
+}
+STRETCHES: dict[str, Case] = {
+    f"{family}, {rule}": (4, LLAMA | FAMILIES[family], {"context": 4, "context_rule": rule})
+    for family in ("mistral", "granite_swa", "gemma2")
+    for rule in ("all_gather", "ulysses")
+}
+TWO_STRETCHES: dict[str, Case] = {
+    f"two stretches of {family}, {rule}": (2, LLAMA | FAMILIES[family], {"context": 2, "context_rule": rule})
+    for family in ("mistral", "gemma2")
+    for rule in ("all_gather", "ulysses")
+}
+STAGES: dict[str, Case] = {
+    f"{family}, {stages} stages": (stages, deep(family), {"pipeline": stages, "rows": 2})
+    for family, stages in (("granite", 3), ("mistral", 2), ("gemma", 2), ("gemma2", 2), ("granite_swa", 2))
+}
+POSITIONS: dict[str, Case] = {
+    f"stages of {family}, {rule}": (
+        4,
+        deep(family) | bases,
+        {"pipeline": 2, "context": 2, "rows": 4, "context_rule": rule},
+    )
+    for family, rule, bases in (
+        ("smollm3", "all_gather", {"layer_rope_theta": [10_000.0, 0.0, 10_000.0, 0.0]}),
+        ("smollm3", "ulysses", {"layer_rope_theta": [10_000.0, 0.0, 10_000.0, 0.0]}),
+        ("ministral3", "ulysses", {}),
+    )
+}
+TIED: dict[str, Case] = {
+    f"tied, {parallel}": (ranks, deep("tied"), parallel)
+    for ranks, parallel in [
+        (2, {"pipeline": 2, "stages_per_rank": 2, "rows": 2}),
+        (4, {"pipeline": 2, "tensor": 2, "offload": True, "rows": 2}),
+        (4, {"pipeline": 2, "replicate": 2, "shard": 1, "rows": 1}),
+    ]
+}
+IN_TURN: dict[str, Case] = {
+    f"5 layers, {parallel}": (
+        ranks,
+        LLAMA | {"num_hidden_layers": 5},
+        {**parallel, "stages_per_rank": 2, "rows": 2},
+    )
+    for ranks, parallel in [(2, {"pipeline": 2}), (4, {"pipeline": 2, "context": 2})]
+}
+CASES = LAYOUTS | CUT | SHARED_HEADS | STRETCHES | TWO_STRETCHES | STAGES | POSITIONS | TIED | IN_TURN
+
+
+@pytest.fixture(scope="module")
+def batches(corpus, tmp_path_factory):
+    """What the ranks of each case find."""
+    folder = tmp_path_factory.mktemp("layouts")
+    recipes = {
+        name: recipe_of(corpus, folder / str(number), model=model, **parallel)
+        for number, (name, (_, model, parallel)) in enumerate(CASES.items())
+    }
+    ranks = {name: case[0] for name, case in CASES.items()}
+    return RankBatches(ranks, lambda name, world: trained(recipes[name], world))
+
+
+@pytest.fixture
+def check(batches, plain):
+    """A function that holds a case against the plain loop."""
+    return lambda name: assert_equal(batches.of(name), plain(CASES[name][1]))
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_losses_and_gradients_equal_those_of_the_plain_loop(check, case):
+    check(case)
+
+
+@pytest.mark.parametrize("case", CUT)
+def test_every_family_is_cut_over_ranks_without_changing_what_it_learns(check, case):
+    check(case)
+
+
+@pytest.mark.parametrize("case", SHARED_HEADS)
+def test_ranks_beyond_the_key_value_heads_share_them(check, case):
+    check(case)
+
+
+@pytest.mark.parametrize("case", STRETCHES)
+def test_windows_sinks_and_softcaps_reach_across_the_edges_of_stretches(check, case):
+    check(case)
+
+
+@pytest.mark.parametrize("case", TWO_STRETCHES)
+def test_two_stretches_keep_windows_and_softcaps(check, case):
+    check(case)
 
 
 PARTS = ("both", "attention", "mlp", "both")
@@ -305,82 +413,24 @@ def test_layers_of_different_kinds_learn_over_ranks_as_on_one(corpus, tmp_path, 
     assert_mixed_learns(corpus, tmp_path, plain, "granite_swa", ranks, parallel)
 
 
-SHARED_HEADS = [
-    (4, {"num_key_value_heads": 2, "attention_bias": True}, {"tensor": 4}),
-    (4, FAMILIES["qwen3"] | {"num_key_value_heads": 1}, {"tensor": 2, "context": 2}),
-    (4, FAMILIES["olmo2"], {"tensor": 4}),
-    (4, FAMILIES["granite_swa"], {"tensor": 2, "context": 2, "context_rule": "ulysses"}),
-]
+@pytest.mark.parametrize("case", STAGES)
+def test_stages_keep_multipliers_windows_and_tied_matrices(check, case):
+    check(case)
 
 
-@pytest.mark.parametrize(("ranks", "heads", "parallel"), SHARED_HEADS, ids=str)
-def test_ranks_beyond_the_key_value_heads_share_them(corpus, tmp_path, plain, ranks, heads, parallel):
-    model = LLAMA | heads
-    recipe = recipe_of(corpus, tmp_path, model=model, **parallel)
-    assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=ranks), plain(model))
+@pytest.mark.parametrize("case", POSITIONS)
+def test_stages_and_stretches_keep_what_depends_on_positions(check, case):
+    check(case)
 
 
-@pytest.mark.parametrize("rule", ["all_gather", "ulysses"])
-@pytest.mark.parametrize("family", ["mistral", "granite_swa", "gemma2"])
-def test_windows_sinks_and_softcaps_reach_across_the_edges_of_stretches(
-    corpus, tmp_path, plain, family, rule
-):
-    model = LLAMA | FAMILIES[family]
-    recipe = recipe_of(corpus, tmp_path, model=model, context=4, context_rule=rule)
-    assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=4), plain(model))
+@pytest.mark.parametrize("case", TIED)
+def test_the_first_and_the_last_stage_keep_a_tied_matrix_equal(check, case):
+    check(case)
 
 
-@pytest.mark.parametrize("rule", ["all_gather", "ulysses"])
-@pytest.mark.parametrize("family", ["mistral", "gemma2"])
-def test_two_stretches_keep_windows_and_softcaps(corpus, tmp_path, plain, family, rule):
-    model = LLAMA | FAMILIES[family]
-    recipe = recipe_of(corpus, tmp_path, model=model, context=2, context_rule=rule)
-    assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=2), plain(model))
-
-
-@pytest.mark.parametrize(
-    ("family", "stages"), [("granite", 3), ("mistral", 2), ("gemma", 2), ("gemma2", 2), ("granite_swa", 2)]
-)
-def test_stages_keep_multipliers_windows_and_tied_matrices(corpus, tmp_path, plain, family, stages):
-    model = LLAMA | FAMILIES[family] | {"num_hidden_layers": 4}
-    for of_layers in ("layer_types", "layer_rope_theta"):
-        if of_layers in model:
-            model[of_layers] = 2 * FAMILIES[family][of_layers]
-    recipe = recipe_of(corpus, tmp_path, model=model, pipeline=stages, rows=2)
-    assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=stages), plain(model))
-
-
-@pytest.mark.parametrize(
-    ("family", "rule"), [("smollm3", "all_gather"), ("smollm3", "ulysses"), ("ministral3", "ulysses")]
-)
-def test_stages_and_stretches_keep_what_depends_on_positions(corpus, tmp_path, plain, family, rule):
-    bases = {"layer_rope_theta": [10_000.0, 0.0, 10_000.0, 0.0]} if family == "smollm3" else {}
-    model = LLAMA | FAMILIES[family] | bases | {"num_hidden_layers": 4}
-    recipe = recipe_of(corpus, tmp_path, model=model, pipeline=2, context=2, rows=4, context_rule=rule)
-    assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=4), plain(model))
-
-
-TIED = [
-    (2, {"pipeline": 2, "stages_per_rank": 2, "rows": 2}),
-    (4, {"pipeline": 2, "tensor": 2, "offload": True, "rows": 2}),
-    (4, {"pipeline": 2, "replicate": 2, "shard": 1, "rows": 1}),
-]
-
-
-@pytest.mark.parametrize(("ranks", "parallel"), TIED, ids=str)
-def test_the_first_and_the_last_stage_keep_a_tied_matrix_equal(corpus, tmp_path, plain, ranks, parallel):
-    model = LLAMA | FAMILIES["tied"] | {"num_hidden_layers": 4}
-    recipe = recipe_of(corpus, tmp_path, model=model, **parallel)
-    assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=ranks), plain(model))
-
-
-@pytest.mark.parametrize(
-    ("ranks", "parallel"), [(2, {"pipeline": 2}), (4, {"pipeline": 2, "context": 2})], ids=str
-)
-def test_several_stages_a_rank_take_turns(corpus, tmp_path, plain, ranks, parallel):
-    model = LLAMA | {"num_hidden_layers": 5}
-    recipe = recipe_of(corpus, tmp_path, model=model, stages_per_rank=2, rows=2, **parallel)
-    assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=ranks), plain(model))
+@pytest.mark.parametrize("case", IN_TURN)
+def test_several_stages_a_rank_take_turns(check, case):
+    check(case)
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of what it does itself
@@ -408,7 +458,7 @@ def test_blocks_cut_over_ranks_compile_whole_and_learn_the_same(corpus, tmp_path
     [("optim.rule=muon", 1e-5), ("recompute.policy=full", 1e-5), ("compute=bfloat16", 1e-3)],
 )
 def test_layouts_compose_with_optimizers_recomputation_and_precision(corpus, tmp_path, setting, tolerance):
-    """6 steps on stages x slices against one rank; bfloat16 rounds sums of another order otherwise."""
+    """4 steps on stages x slices against one rank; bfloat16 rounds sums of another order otherwise."""
     losses = []
     for ranks, parallel in [(1, {}), (4, {"pipeline": 2, "tensor": 2, "rows": 2})]:
         recipe = recipe_of(corpus, tmp_path / str(ranks), **parallel)

@@ -1,0 +1,55 @@
+"""Cases that share forked ranks: starting them costs almost as much as a tiny model's run of four steps."""
+
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+from penstock.parallel.mesh import World
+from penstock.testing.ranks import on_ranks
+
+T = TypeVar("T")
+_MAX_CASES = 8  # process groups, and their threads, are left to the end of the ranks
+
+
+class RankBatches(Generic[T]):
+    """What each case computes on its ranks; cases of as many ranks run in turn in the same processes.
+
+    Nothing runs before a case of its batch is asked for. If a batch fails, each of its cases runs alone, so
+    that a wrong one fails its own test only.
+
+    Args:
+        ranks: case -> number of ranks.
+        work: what a rank computes for a case.
+    """
+
+    def __init__(self, ranks: Mapping[str, int], work: Callable[[str, World], T]):
+        self._ranks, self._work = ranks, work
+        self._found: dict[str, list[T]] = {}
+        self._failed: set[str] = set()
+
+    def of(self, case: str) -> list[T]:
+        """Return what each rank found for a case, by rank.
+
+        Raises:
+            AssertionError: a rank failed.
+        """
+        if case not in self._found and case not in self._failed:
+            batch = self._batch_of(case)
+            try:
+                self._run(batch)
+            except AssertionError:
+                self._failed |= set(batch)
+        if case not in self._found:
+            self._run([case])
+        return self._found[case]
+
+    def _batch_of(self, case: str) -> list[str]:
+        alike = [other for other, ranks in self._ranks.items() if ranks == self._ranks[case]]
+        first = alike.index(case) // _MAX_CASES * _MAX_CASES
+        return alike[first : first + _MAX_CASES]
+
+    def _run(self, cases: list[str]) -> None:
+        def in_turn(world: World) -> list[T]:
+            return [self._work(case, world) for case in cases]
+
+        of_ranks = on_ranks(in_turn, ranks=self._ranks[cases[0]])
+        self._found |= dict(zip(cases, map(list, zip(*of_ranks, strict=True)), strict=True))
