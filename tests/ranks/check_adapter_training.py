@@ -3,6 +3,7 @@
 import pytest
 from tests.ranks.test_adapter_training import (
     LAYOUTS,
+    Layouts,
     compare,
     corpus,
     families,
@@ -14,12 +15,16 @@ from tests.ranks.test_adapter_training import (
 __all__ = ["corpus", "folders", "pytestmark", "references"]
 
 
-@pytest.mark.parametrize(
-    ("method", "family", "ranks", "settings"),
-    [(method, family, ranks, settings) for method, ranks, settings in LAYOUTS for family in families(method)],
-    ids=str,
-)
-def test_every_layout_computes_what_peft_does(
-    corpus, folders, references, tmp_path, method, family, ranks, settings
-):
-    compare(corpus, folders, references, tmp_path, method, family, ranks, settings)
+CASES = [
+    (method, family, ranks, settings) for method, ranks, settings in LAYOUTS for family in families(method)
+]
+
+
+@pytest.fixture(scope="module")
+def layouts(corpus, folders, tmp_path_factory):
+    return Layouts(CASES, corpus, folders, tmp_path_factory.mktemp("layouts"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_layout_computes_what_peft_does(layouts, references, case):
+    compare(layouts, references, case)

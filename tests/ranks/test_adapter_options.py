@@ -7,6 +7,7 @@ import pytest
 import torch
 from peft import PeftModel
 from tests.peft_loop import folder_of, peft_loop
+from tests.rank_batches import RankBatches
 from tests.ranks.test_adapter_training import LOOKED_AT, SMALL, check, recipe_of, tuned
 from tests.ranks.test_adapter_training import corpus as corpus
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -70,16 +71,37 @@ def folder(tmp_path_factory):
     return folder_of(tmp_path_factory.mktemp("models") / "llama", config)
 
 
+ALONE = {method: (method, 1, {}) for method in METHODS}
+SHARED = {
+    f"{method}, {ranks} ranks, {settings}": (method, ranks, settings) for method, ranks, settings in LAYOUTS
+}
+
+
 @pytest.fixture(scope="module")
-def references(corpus, folder, tmp_path_factory):
+def recipes(corpus, folder, tmp_path_factory):
+    run = tmp_path_factory.mktemp("runs")
+    return {
+        name: recipe_of(corpus, folder, run / str(number), METHODS[method], **settings)
+        for number, (name, (method, _, settings)) in enumerate((ALONE | SHARED).items())
+    }
+
+
+@pytest.fixture(scope="module")
+def batches(recipes):
+    """What each rank finds, by case."""
+    ranks = {name: case[1] for name, case in (ALONE | SHARED).items()}
+    return RankBatches(ranks, lambda name, world: tuned(recipes[name], world))
+
+
+@pytest.fixture(scope="module")
+def references(recipes, batches):
     """Return what peft computes for a method, from the first values of a run on one rank; each once."""
     found = {}
 
     def reference(method):
         if method not in found:
-            recipe = recipe_of(corpus, folder, tmp_path_factory.mktemp("run") / "r", METHODS[method])
-            ((first, records, gradients),) = on_ranks(lambda world: tuned(recipe, world), ranks=1)
-            found[method] = records, gradients, peft_loop(recipe, first, gradients_of=LOOKED_AT)
+            ((first, records, gradients),) = batches.of(method)
+            found[method] = records, gradients, peft_loop(recipes[method], first, gradients_of=LOOKED_AT)
         return found[method]
 
     return reference
@@ -90,12 +112,11 @@ def test_one_process_computes_what_peft_does(references, method):
     check(*references(method))
 
 
-@pytest.mark.parametrize(("method", "ranks", "settings"), LAYOUTS, ids=str)
-def test_every_layout_computes_what_peft_does(corpus, folder, references, tmp_path, method, ranks, settings):
-    recipe = recipe_of(corpus, folder, tmp_path / "run", METHODS[method], **settings)
-    results = on_ranks(lambda world: tuned(recipe, world), ranks=ranks)
+@pytest.mark.parametrize("case", SHARED)
+def test_every_layout_computes_what_peft_does(batches, references, case):
+    results = batches.of(case)
     gradients = {name: g for _, _, found in results for name, g in found.items()}
-    check(results[0][1], gradients, references(method)[2])
+    check(results[0][1], gradients, references(SHARED[case][0])[2])
 
 
 def test_a_resumed_run_drops_what_the_whole_one_did_bit_for_bit(corpus, folder, references, tmp_path):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.peft_loop import folder_of, peft_loop, peft_names
+from tests.rank_batches import RankBatches
 from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, Qwen3Config
 
@@ -27,7 +28,7 @@ from penstock.train.setup import open_state
 # of PEFT, which asks transformers in its old words
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
-VOCAB, STEPS = 48, 5
+VOCAB, STEPS = 48, 4
 LOOKED_AT = 2
 """Step whose gradients are compared: those of A are zero in the first, and Adam enlarges rounding later."""
 SMALL = {
@@ -146,22 +147,37 @@ def tuned(recipe, world, *, stop_at=None, looked_at=LOOKED_AT):
     return first, records_of(state, recipe, world, stop_at=stop_at), gradients
 
 
+class Layouts:
+    """What runs of these methods, models, ranks and settings compute, on ranks that they share."""
+
+    def __init__(self, cases, corpus, folders, run):
+        self.recipes = {
+            str(case): recipe_of(corpus, folders[case[1]], run / str(number), METHODS[case[0]], **case[3])
+            for number, case in enumerate(cases)
+        }
+        ranks = {str(case): case[2] for case in cases}
+        self._batches = RankBatches(ranks, lambda name, world: tuned(self.recipes[name], world))
+
+    def of(self, *case):
+        """Return what `tuned` returns on each rank."""
+        return self._batches.of(str(case))
+
+
+def references_of(cases, corpus, folders, run):
+    """Return what one rank and peft compute for each method and model, from the first values of that rank."""
+    alone = {(method, family): (method, family, 1, {}) for method, family in cases}
+    layouts, found = Layouts([*alone.values()], corpus, folders, run), {}
+    for case, layout in alone.items():
+        (one,) = layouts.of(*layout)
+        found[case] = *one, peft_loop(layouts.recipes[str(layout)], one[0], gradients_of=LOOKED_AT)
+    return found
+
+
 @pytest.fixture(scope="module")
 def references(corpus, folders, tmp_path_factory):
-    """What peft computes for each method and model, from the first values of a run on one rank."""
-    found = {}
-    for method in OF_PEFT:
-        tune = METHODS[method]
-        for family in families(method):
-            recipe = recipe_of(corpus, folders[family], tmp_path_factory.mktemp("run") / "r", tune)
-            ((first, records, gradients),) = on_ranks(lambda world, r=recipe: tuned(r, world), ranks=1)
-            found[method, family] = (
-                first,
-                records,
-                gradients,
-                peft_loop(recipe, first, gradients_of=LOOKED_AT),
-            )
-    return found
+    """What one rank and peft compute for each method and model."""
+    cases = [(method, family) for method in OF_PEFT for family in families(method)]
+    return references_of(cases, corpus, folders, tmp_path_factory.mktemp("references"))
 
 
 def check(records, gradients, reference) -> None:
@@ -195,20 +211,25 @@ def with_models(layouts, both):
 BOTH = [("dora", {"tensor": 2}), ("dora", {"pipeline": 2, "rows": 2})]
 
 
-@pytest.mark.parametrize(("method", "family", "ranks", "settings"), with_models(LAYOUTS, BOTH), ids=str)
-def test_every_layout_computes_what_peft_does(
-    corpus, folders, references, tmp_path, method, family, ranks, settings
-):
-    compare(corpus, folders, references, tmp_path, method, family, ranks, settings)
+CASES = with_models(LAYOUTS, BOTH)
 
 
-def compare(corpus, folders, references, run, method, family, ranks, settings):
+@pytest.fixture(scope="module")
+def layouts(corpus, folders, tmp_path_factory):
+    return Layouts(CASES, corpus, folders, tmp_path_factory.mktemp("layouts"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_layout_computes_what_peft_does(layouts, references, case):
+    compare(layouts, references, case)
+
+
+def compare(layouts, references, case):
     """Hold the first values, gradients and losses of a layout against one process and peft."""
-    recipe = recipe_of(corpus, folders[family], run, METHODS[method], **settings)
-    results = on_ranks(lambda world: tuned(recipe, world), ranks=ranks)
-    first, _, _, reference = references[method, family]
+    results = layouts.of(*case)
+    first, _, _, reference = references[case[:2]]
     begun = {name: value for values, _, _ in results for name, value in values.items()}
-    assert begun.keys() == first.keys() == peft_names(recipe).keys()
+    assert begun.keys() == first.keys() == peft_names(layouts.recipes[str(case)]).keys()
     for name, value in begun.items():
         torch.testing.assert_close(value, first[name], rtol=1e-6, atol=0)
     gradients = {name: g for _, _, found in results for name, g in found.items()}
@@ -274,29 +295,48 @@ def wide(tmp_path_factory):
     return folder_of(tmp_path_factory.mktemp("wide") / "llama", LlamaConfig(**shape))
 
 
-@pytest.mark.parametrize("layout", [{"tensor": 2}, {"pipeline": 2, "rows": 2}, {}], ids=str)
-@pytest.mark.parametrize("method", ["int8", "int8 dora", "int4"])
-def test_a_rounded_base_is_the_same_one_on_any_number_of_ranks(corpus, wide, tmp_path, method, layout):
+ALONE: dict[str, tuple[str, int, dict[str, Any]]] = {
+    method: (method, 1, {}) for method in ("int8", "int8 dora", "int4")
+}
+SHARED: dict[str, tuple[str, int, dict[str, Any]]] = {
+    f"{method}, {layout}": (method, 2, layout)
+    for method in ALONE
+    for layout in ({"tensor": 2}, {"pipeline": 2, "rows": 2}, {})
+}
+
+
+def rounded(recipe, world):
+    """Return the matrices of the base, and the losses."""
+    state = open_state(recipe, world)
+    tensors = PlainTensors(state.model)
+    names = [name for name in tensors if name.endswith(".weight") and ".a" in name]
+    matrices = {n: whole(tensors[n]) for n in names}
+    return matrices, [record["loss"] for record in records_of(state, recipe, world) if "loss" in record]
+
+
+@pytest.fixture(scope="module")
+def rounded_bases(corpus, wide, tmp_path_factory):
+    """What each rank finds of a rounded base, by method and layout."""
+    run = tmp_path_factory.mktemp("rounded")
+    recipes = {
+        name: recipe_of(corpus, wide, run / str(number), METHODS[method], **layout)
+        for number, (name, (method, _, layout)) in enumerate((ALONE | SHARED).items())
+    }
+    ranks = {name: case[1] for name, case in (ALONE | SHARED).items()}
+    return RankBatches(ranks, lambda name, world: rounded(recipes[name], world))
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_a_rounded_base_is_the_same_one_on_any_number_of_ranks(rounded_bases, case):
     """Matrices bit for bit. Losses differ by the rounding of tokens: a tensor-parallel rank rounds its part
     of their numbers by the largest one of that part."""
-
-    def rounded(recipe, world):
-        state = open_state(recipe, world)
-        tensors = PlainTensors(state.model)
-        names = [name for name in tensors if name.endswith(".weight") and ".a" in name]
-        return {n: whole(tensors[n]) for n in names}, records_of(state, recipe, world)
-
-    found = []
-    for ranks, settings in ((1, {}), (2, layout)):
-        recipe = recipe_of(corpus, wide, tmp_path / f"{ranks}", METHODS[method], **settings)
-        results = on_ranks(lambda world, r=recipe: rounded(r, world), ranks=ranks)
-        matrices = {name: value for values, _ in results for name, value in values.items()}
-        found.append((matrices, [record["loss"] for record in results[0][1] if "loss" in record]))
-    (alone, expected), (shared, losses) = found
+    ((alone, expected),) = rounded_bases.of(SHARED[case][0])
+    results = rounded_bases.of(case)
+    shared = {name: value for values, _ in results for name, value in values.items()}
     assert alone.keys() == shared.keys()
     for name, matrix in alone.items():
         assert torch.equal(shared[name], matrix), name
-    assert losses == pytest.approx(expected, rel=2e-3)
+    assert results[0][1] == pytest.approx(expected, rel=2e-3)
 
 
 def test_a_run_is_not_resumed_with_another_adapter(corpus, folders, tmp_path):

@@ -9,8 +9,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.peft_loop import folder_of, peft_loop
-from tests.ranks.test_adapter_training import METHODS, SMALL, check, compare, recipe_of, tuned, with_models
+from tests.peft_loop import folder_of
+from tests.ranks.test_adapter_training import (
+    METHODS,
+    SMALL,
+    Layouts,
+    check,
+    compare,
+    recipe_of,
+    references_of,
+    tuned,
+    with_models,
+)
 from transformers import LlamaConfig, Qwen3Config
 
 from penstock.checkpoint.find import find
@@ -28,8 +38,6 @@ from penstock.train.setup import open_state
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 OLD, NAMED, ROWS = 40, 50, 64
-LOOKED_AT = 2
-"""Later, AdamW has turned rounding in rows of tokens that never occur into steps."""
 LAYOUTS = [
     ("lora", 2, {}),
     ("dora", 3, {"base_sharding": "sharded"}),
@@ -68,14 +76,8 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def references(corpus, folders, tmp_path_factory):
     """What one rank begins with, records and computes, and what peft does."""
-    found = {}
-    for method in ("lora", "dora"):
-        for family in folders:
-            run = tmp_path_factory.mktemp("run") / "r"
-            recipe = recipe_of(corpus, folders[family], run, METHODS[method])
-            (one,) = on_ranks(lambda world, r=recipe: tuned(r, world, looked_at=LOOKED_AT), ranks=1)
-            found[method, family] = *one, peft_loop(recipe, one[0], gradients_of=LOOKED_AT)
-    return found
+    cases = [(method, family) for method in ("lora", "dora") for family in folders]
+    return references_of(cases, corpus, folders, tmp_path_factory.mktemp("references"))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -92,11 +94,17 @@ def test_one_process_trains_new_rows_from_the_mean_as_peft_does(references, meth
 BOTH = [("lora", {"tensor": 4, "shard": 1}), ("lora", {"pipeline": 2, "rows": 2})]
 
 
-@pytest.mark.parametrize(("method", "family", "ranks", "settings"), with_models(LAYOUTS, BOTH), ids=str)
-def test_every_layout_trains_new_rows_as_peft_does(
-    corpus, folders, references, tmp_path, method, family, ranks, settings
-):
-    compare(corpus, folders, references, tmp_path, method, family, ranks, settings)
+CASES = with_models(LAYOUTS, BOTH)
+
+
+@pytest.fixture(scope="module")
+def layouts(corpus, folders, tmp_path_factory):
+    return Layouts(CASES, corpus, folders, tmp_path_factory.mktemp("layouts"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_layout_trains_new_rows_as_peft_does(layouts, references, case):
+    compare(layouts, references, case)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
