@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.rank_batches import RankBatches
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
@@ -26,7 +27,7 @@ from penstock.train.recipe.config import TrainConfig
 from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state, write_identity
 
-VOCAB, STEPS = 48, 4
+VOCAB, STEPS = 48, 3
 SMALL = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -37,17 +38,31 @@ SMALL = {
     "max_position_embeddings": 64,
     "initializer_range": 0.2,
 }
-LAYOUTS: list[tuple[int, dict[str, Any]]] = [
-    (2, {}),
-    (3, {}),
-    (4, {"shard": 2, "replicate": 2}),
-    (2, {"offload": True}),
-    (4, {"tensor": 2}),
-    (4, {"tensor": 4, "shard": 1}),
-    (2, {"context": 2}),
-    (2, {"pipeline": 2, "rows": 2}),
-    (4, {"pipeline": 2, "tensor": 2, "rows": 2}),
+Case = tuple[str, int, dict[str, Any]]
+"""Start folder, ranks, and the section `[parallel]` of a recipe."""
+LAYOUTS: list[Case] = [
+    ("llama", 2, {}),
+    ("llama", 3, {}),
+    ("llama", 4, {"shard": 2, "replicate": 2}),
+    ("llama", 2, {"offload": True}),
+    ("llama", 4, {"tensor": 2}),
+    ("llama", 4, {"tensor": 4, "shard": 1}),
+    ("llama", 2, {"context": 2}),
+    ("llama", 2, {"pipeline": 2, "rows": 2}),
+    ("llama", 4, {"pipeline": 2, "tensor": 2, "rows": 2}),
+    ("tied", 3, {}),
+    ("tied", 4, {"tensor": 2}),
+    ("tied", 4, {"pipeline": 2, "tensor": 2, "rows": 2}),
 ]
+GROWN: list[Case] = [
+    ("tied", 1, {}),
+    ("llama", 3, {}),
+    ("llama", 4, {"tensor": 2}),
+    ("tied", 4, {"tensor": 2}),
+    ("llama", 2, {"pipeline": 2, "rows": 2}),
+    ("tied", 2, {"pipeline": 2, "rows": 2}),
+]
+"""Of a corpus with more tokens than the models have."""
 
 
 @pytest.fixture(scope="module")
@@ -141,15 +156,25 @@ def alone(corpus, folders, tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize(
-    ("ranks", "layout", "name"),
-    [*((*case, "llama") for case in LAYOUTS), *((*LAYOUTS[i], "tied") for i in (1, 4, 8))],
-    ids=str,
-)
-def test_every_layout_starts_from_the_same_weights(corpus, folders, alone, tmp_path, name, ranks, layout):
-    recipe = recipe_of(corpus, folders[name], tmp_path / "run", **layout)
-    weights, losses = alone[name]
-    for found, (read, held), seen in on_ranks(lambda world: trained(recipe, world), ranks=ranks):
+def in_batches(cases, corpus, folders, run):
+    """Return the recipe of each case, and what its ranks find."""
+    recipes = {
+        str(case): recipe_of(corpus, folders[case[0]], run / str(number), **case[2])
+        for number, case in enumerate(cases)
+    }
+    ranks = {str(case): case[1] for case in cases}
+    return recipes, RankBatches(ranks, lambda name, world: trained(recipes[name], world))
+
+
+@pytest.fixture(scope="module")
+def layouts(corpus, folders, tmp_path_factory):
+    return in_batches(LAYOUTS, corpus, folders, tmp_path_factory.mktemp("layouts"))[1]
+
+
+@pytest.mark.parametrize("case", LAYOUTS, ids=str)
+def test_every_layout_starts_from_the_same_weights(layouts, alone, case):
+    weights, losses = alone[case[0]]
+    for found, (read, held), seen in layouts.of(str(case)):
         assert read == held
         assert all(torch.equal(found[key], weights[key]) for key in found)
         assert seen == pytest.approx(losses, rel=1e-5)
@@ -169,21 +194,15 @@ def larger_corpus(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    ("ranks", "layout", "name"),
-    [
-        (1, {}, "tied"),
-        (3, {}, "llama"),
-        (4, {"tensor": 2}, "llama"),
-        (4, {"tensor": 2}, "tied"),
-        (2, {"pipeline": 2}, "llama"),
-        (2, {"pipeline": 2}, "tied"),
-    ],
-    ids=str,
-)
-def test_new_tokens_get_the_mean_of_the_old_rows(larger_corpus, folders, tmp_path, name, ranks, layout):
-    rows = {"rows": 2} if "pipeline" in layout else {}
-    recipe = recipe_of(larger_corpus, folders[name], tmp_path / "run", **layout, **rows)
+@pytest.fixture(scope="module")
+def grown(larger_corpus, folders, tmp_path_factory):
+    return in_batches(GROWN, larger_corpus, folders, tmp_path_factory.mktemp("grown"))
+
+
+@pytest.mark.parametrize("case", GROWN, ids=str)
+def test_new_tokens_get_the_mean_of_the_old_rows(grown, folders, case):
+    (recipes, batches), name = grown, case[0]
+    recipe = recipes[str(case)]
     assert recipe.model.vocab_size == 128  # 70, rounded up to a multiple of 64
     model = AutoModelForCausalLM.from_pretrained(folders[name], dtype=torch.float32)
     torch.manual_seed(0)
@@ -192,7 +211,7 @@ def test_new_tokens_get_the_mean_of_the_old_rows(larger_corpus, folders, tmp_pat
     if name == "llama":
         expected["unembed.weight"] = model.get_output_embeddings().weight
     seen = set()
-    for weights, _, _ in on_ranks(lambda world: trained(recipe, world), ranks=ranks):
+    for weights, _, _ in batches.of(str(case)):
         for key in expected.keys() & weights.keys():
             seen.add(key)
             assert torch.equal(weights[key][:VOCAB], expected[key][:VOCAB])
