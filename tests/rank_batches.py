@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
+import torch
+
 from penstock.parallel.mesh import World
 from penstock.testing.ranks import on_ranks
 
@@ -53,3 +55,9 @@ class RankBatches(Generic[T]):
 
         of_ranks = on_ranks(in_turn, ranks=self._ranks[cases[0]])
         self._found |= dict(zip(cases, map(list, zip(*of_ranks, strict=True)), strict=True))
+
+
+def import_compiler() -> None:
+    """Let the compiler import what it needs here, once, and not in each rank that is forked."""
+    torch.compile(torch.neg, backend="aot_eager")(torch.ones(2))
+    torch.compiler.reset()

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from tests.rank_batches import import_compiler
 
 from penstock.nn.kernels.varlen_cpu import per_document
 from penstock.obs.meter import StepMeter
@@ -19,7 +20,7 @@ from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the compiler warns of what it does itself
-VOCAB, LENGTH, STEPS = 48, 24, 6
+VOCAB, LENGTH, STEPS = 48, 24, 4
 MODEL = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -36,6 +37,11 @@ WAYS = {
     "context, exchanged": {"ranks": 2, "parallel": {"context": 2, "context_rule": "ulysses"}},
     "pipeline": {"ranks": 2, "parallel": {"pipeline": 2}},
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler():
+    import_compiler()
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from tests.families import mixed
-from tests.rank_batches import RankBatches
+from tests.rank_batches import RankBatches, import_compiler
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
@@ -442,6 +442,7 @@ def test_blocks_cut_over_ranks_compile_whole_and_learn_the_same(corpus, tmp_path
         for block in model.layers:
             block.compile(fullgraph=True, backend="aot_eager")
 
+    import_compiler()
     monkeypatch.setattr(tensor, "slice_blocks", compiled)
     model = LLAMA | {"num_key_value_heads": 1}
     recipe = recipe_of(corpus, tmp_path, model=model, steps=1, tensor=2)

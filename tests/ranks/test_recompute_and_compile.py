@@ -6,6 +6,7 @@ The compiler's own programs round otherwise, so compiled blocks run their traced
 
 import pytest
 import torch
+from tests.rank_batches import import_compiler
 
 from penstock.models.decoder.config import DecoderConfig
 from penstock.models.decoder.model import Decoder
@@ -42,6 +43,11 @@ WAYS = {
     "compiled operators": {"policy": "operators", "compiled": True},
     "compiled full": {"policy": "full", "compiled": True},
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler():
+    import_compiler()
 
 
 def built(world, *, policy="none", compiled=False, tensor=1, dtype=torch.float32):
