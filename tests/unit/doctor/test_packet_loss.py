@@ -8,6 +8,7 @@ from contextlib import closing
 from math import comb, inf
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from penstock.doctor.judge_links import _LOSSY, _SOMEWHAT_LOSSY
@@ -53,16 +54,14 @@ def chances(share, *, seconds):
         seconds: that all bursts take so far: inf on a slow link, 0 on a fast one.
     """
     losses = [comb(PACKETS - 1 + k, k) * share**k * (1 - share) ** PACKETS for k in range(60)]
-    going, ended = Counter({0: 1.0}), Counter()
+    going, ended = np.ones(1), Counter()
     for bursts in range(1, MAX_BURSTS + 1):
-        after = Counter()
-        for lost, chance in going.items():
-            for more, probability in enumerate(losses):
-                after[lost + more] += chance * probability
-        enough = {lost for lost in after if is_enough(bursts, lost=lost, seconds=seconds)}
-        ended.update({lost / (PACKETS * bursts + lost): after.pop(lost) for lost in enough})
-        going = after
-    assert not going
+        going = np.convolve(going, losses)
+        for lost in map(int, going.nonzero()[0]):
+            if is_enough(bursts, lost=lost, seconds=seconds):
+                ended[lost / (PACKETS * bursts + lost)] += going[lost]
+                going[lost] = 0.0
+    assert not going.any()
     above = lambda limit: sum(chance for found, chance in ended.items() if found > limit)  # noqa: E731
     return above(_SOMEWHAT_LOSSY), above(_LOSSY)
 
