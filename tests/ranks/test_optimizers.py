@@ -1,10 +1,12 @@
 """Every rule on sharded weights: what whole ones get, and what a run gets that was never stopped."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.rank_batches import RankBatches
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -165,79 +167,113 @@ def losses_of(recipe: TrainConfig, world: World, *, stop_at: int = 99) -> list[t
     return [(r["loss"], r["grad_norm"]) for r in records if "loss" in r]
 
 
-@pytest.mark.parametrize(("rule", "weights"), CASES)
+Losses = list[tuple[float, float]]
+TOGETHER = {f"{rule}, {weights}": (rule, weights) for rule, weights in CASES}
+
+
+@pytest.fixture(scope="module")
+def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> RankBatches[list[Losses]]:
+    """What runs of each case learn: on two ranks stopped and not, and alone."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    def of(name: str, kind: str) -> TrainConfig:
+        rule, weights = TOGETHER[name]
+        sections = {"optim": {"rule": rule, "learning_rate": 3e-3}, "precision": {"weights": weights}}
+        return recipe_of(corpus, folder / kind / name, **sections)
+
+    def work(case: str, world: World) -> list[Losses]:
+        if case not in TOGETHER:
+            return [losses_of(of(case.removesuffix(", alone"), "alone"), world)]
+        stopped = losses_of(of(case, "stopped"), world, stop_at=3) + losses_of(of(case, "stopped"), world)
+        return [stopped, losses_of(of(case, "whole"), world)]
+
+    return RankBatches(dict.fromkeys(TOGETHER, 2) | {f"{name}, alone": 1 for name in TOGETHER}, work)
+
+
+@pytest.mark.parametrize("case", TOGETHER)
 def test_a_stopped_run_goes_on_with_every_bit_and_ranks_do_not_matter(
-    corpus: Path, tmp_path: Path, rule: OptimizerName, weights: Weights
+    runs: RankBatches[list[Losses]], case: str
 ) -> None:
     """1e-5 between numbers of ranks: sums of float32 in another order; 2e-3 where some state has few bits."""
-    sections = {
-        "optim": {"rule": rule, "learning_rate": 3e-3},
-        "precision": {"weights": weights},
-    }
-    first = recipe_of(corpus, tmp_path / "stopped", **sections)
-    second = recipe_of(corpus, tmp_path / "whole", **sections)
-    alone = recipe_of(corpus, tmp_path / "alone", **sections)
-
-    def both(world: World) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-        stopped = losses_of(first, world, stop_at=3) + losses_of(first, world)
-        return stopped, losses_of(second, world)
-
-    (stopped, whole), _ = on_ranks(both, ranks=2)
+    (stopped, whole), _ = runs.of(case)
     assert len(whole) == STEPS
     assert stopped == whole
-    (one,) = on_ranks(lambda world: losses_of(alone, world), ranks=1)
-    tolerance = 1e-5 if (rule, weights) == ("adamw", "float32") else 2e-3
+    ((one,),) = runs.of(f"{case}, alone")
+    tolerance = 1e-5 if TOGETHER[case] == ("adamw", "float32") else 2e-3
     assert [loss for loss, _ in whole] == pytest.approx([loss for loss, _ in one], abs=tolerance)
     assert whole[-1][0] < whole[0][0]
 
 
-@pytest.mark.parametrize("parallel", [{}, {"tensor": 2}, {"replicate": 2, "shard": 1}])
-def test_8_bit_moments_come_through_a_change_of_layout_bit_for_bit(
-    corpus: Path, tmp_path: Path, parallel: dict[str, object]
-) -> None:
-    """What drifts later is the rounding of sums: losses of the first steps are equal to 1e-5."""
+def of_8_bits(corpus: Path, folder: Path, **more: object) -> TrainConfig:
     model = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 2}
     optim = {"rule": "adamw_8bit", "learning_rate": 1e-3}
+    run = {"dir": str(folder), "steps": 6}
+    return recipe_of(corpus, folder, run=run, model=model, optim=optim, **more)  # type: ignore[arg-type]
 
-    def recipe(folder: str, **more: object) -> TrainConfig:
-        run = {"dir": str(tmp_path / folder), "steps": 6}
-        return recipe_of(corpus, tmp_path, run=run, model=model, optim=optim, **more)
 
-    def moments(world: World, found: TrainConfig) -> dict[str, Tensor]:
-        state = open_state(found, world)
-        return {
-            f"{name}.{key}": (value.full_tensor() if isinstance(value, DTensor) else value).clone()
-            for name, parameter in state.model.named_parameters()
-            for key, value in state.optimizer.state[parameter].items()
-        }
+def moments(world: World, found: TrainConfig) -> dict[str, Tensor]:
+    state = open_state(found, world)
+    return {
+        f"{name}.{key}": (value.full_tensor() if isinstance(value, DTensor) else value).clone()
+        for name, parameter in state.model.named_parameters()
+        for key, value in state.optimizer.state[parameter].items()
+    }
 
-    on_ranks(lambda world: losses_of(recipe("changed"), world, stop_at=3), ranks=1)
-    (before,) = on_ranks(lambda world: moments(world, recipe("changed")), ranks=1)
+
+@pytest.fixture(scope="module")
+def half(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tensor], Losses]:
+    """A run of one rank that stopped after three of six steps, its moments, and the losses of a whole one."""
+    folder = tmp_path_factory.mktemp("half")
+    recipe, whole = (of_8_bits(corpus, folder / name) for name in ("half", "whole"))
+
+    def work(world: World) -> tuple[dict[str, Tensor], Losses]:
+        losses_of(recipe, world, stop_at=3)
+        return moments(world, recipe), losses_of(whole, world)
+
+    ((before, losses),) = on_ranks(work, ranks=1)
+    return folder / "half", before, losses
+
+
+@pytest.mark.parametrize("parallel", [{}, {"tensor": 2}, {"replicate": 2, "shard": 1}])
+def test_8_bit_moments_come_through_a_change_of_layout_bit_for_bit(
+    corpus: Path,
+    half: tuple[Path, dict[str, Tensor], Losses],
+    tmp_path: Path,
+    parallel: dict[str, object],
+) -> None:
+    """What drifts later is the rounding of sums: losses of the first steps are equal to 1e-5."""
+    run, before, whole = half
     assert sum(key.endswith("_codes") and bool(value.unique().numel() > 9) for key, value in before.items())
-    changed = recipe("changed", parallel=parallel)
-    for after in on_ranks(lambda world: moments(world, changed), ranks=2):
+    shutil.copytree(run, tmp_path / "run")
+    changed = of_8_bits(corpus, tmp_path / "run", parallel=parallel)
+
+    def work(world: World) -> tuple[dict[str, Tensor], Losses]:
+        return moments(world, changed), losses_of(changed, world)
+
+    for after, rest in on_ranks(work, ranks=2):
         assert after.keys() == before.keys()
         assert all(torch.equal(after[name], before[name]) for name in before)
-    (whole,) = on_ranks(lambda world: losses_of(recipe("whole"), world), ranks=1)
-    for rest in on_ranks(lambda world: losses_of(changed, world), ranks=2):
         assert [loss for loss, _ in rest] == pytest.approx([loss for loss, _ in whole[3:]], abs=1e-5)
 
 
-@pytest.mark.parametrize(("before", "after"), [(a, b) for a in RULES for b in RULES if a != b])
-def test_a_run_is_not_resumed_with_the_states_of_another_rule(
-    corpus: Path, tmp_path: Path, before: OptimizerName, after: OptimizerName
-) -> None:
-    def refused(world: World) -> str:
-        losses_of(recipe_of(corpus, tmp_path, optim={"rule": before}), world, stop_at=1)
-        try:
-            open_state(recipe_of(corpus, tmp_path, optim={"rule": after}), world)
-        except CheckpointError as error:
-            return str(error)
-        return "nothing"
+def test_a_run_is_not_resumed_with_the_states_of_another_rule(corpus: Path, tmp_path: Path) -> None:
+    def refused(world: World) -> dict[tuple[str, str], str]:
+        found = {}
+        for before in RULES:
+            folder = tmp_path / before
+            losses_of(recipe_of(corpus, folder, optim={"rule": before}), world, stop_at=1)
+            for after in RULES:
+                try:
+                    open_state(recipe_of(corpus, folder, optim={"rule": after}), world)
+                except CheckpointError as error:
+                    found[before, after] = str(error)
+        return found
 
     (said,) = on_ranks(refused, ranks=1)
-    assert "has no optimizer." in said
-    assert "Resume with the model and optimizer it was saved with" in said
+    assert said.keys() == {(before, after) for before in RULES for after in RULES if before != after}
+    for sentence in said.values():
+        assert "has no optimizer." in sentence
+        assert "Resume with the model and optimizer it was saved with" in sentence
 
 
 def test_slices_that_cut_a_block_of_8_bit_moments_are_refused(corpus: Path, tmp_path: Path) -> None:
