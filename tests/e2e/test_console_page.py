@@ -251,9 +251,16 @@ def test_a_point_of_a_curve_leads_to_its_text_in_two_clicks_and_tokens_are_colou
     expect(page.get_by_role("alert")).to_contain_text("The run has steps 1 to 24")
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_checkpoint_is_asked_in_a_chat_and_several_side_by_side(address, opened, device):
-    page = opened(address, device)
+def check_on_every_device(page):
+    """Check what is shown in the size and colours of each device: asking models again takes a minute."""
+    for look in DEVICES.values():
+        page.set_viewport_size(look["viewport"])
+        page.emulate_media(color_scheme=look["color_scheme"])
+        check_is_usable(page)
+
+
+def test_a_checkpoint_is_asked_in_a_chat_and_several_side_by_side(address, opened):
+    page = opened(address)
     open_run(page)
     page.get_by_role("link", name="Chat").click()
     page.get_by_label("Checkpoint").select_option("24")
@@ -266,14 +273,14 @@ def test_a_checkpoint_is_asked_in_a_chat_and_several_side_by_side(address, opene
     expect(page.get_by_role("log")).to_contain_text("the web")
     expect(turns.last.locator(".text")).not_to_have_text("")
     expect(turns.last.locator(".note")).to_contain_text("9 tokens")
-    check_is_usable(page)
+    check_on_every_device(page)
     page.get_by_role("button", name="Forget it").click()
     expect(turns).to_have_count(0)
     page.get_by_role("link", name="Answers").click()
     page.get_by_label("Prompts, one a line").fill("the web\nthe town")
     page.get_by_role("button", name="Ask them").click()
     expect(page.locator(".document .answer")).to_have_count(4, timeout=2 * MODEL_MS)
-    check_is_usable(page)
+    check_on_every_device(page)
 
 
 def test_two_runs_are_compared_at_the_same_step_with_the_difference_of_their_recipes(address, opened):
