@@ -161,7 +161,7 @@ def ptx_widens_every_byte_exactly():
 
 
 @given(rows(), st.lists(samplings, min_size=5, max_size=5), st.lists(numbers, min_size=5, max_size=5))
-@examples(100)
+@examples(60)
 def the_same_tokens_are_drawn_as_by_plain_torch(logits, chosen, drawn):
     wanted = settings_tensor(chosen[: len(logits)], drawn[: len(logits)], vocab=logits.shape[1])
     assert draw_triton.draw(logits, wanted).tolist() == choose_plain(logits, wanted).tolist()
@@ -210,7 +210,7 @@ def rows_are_rounded_to_float8_as_by_plain_torch(rows, multiple, columns, scale,
 
 def interpret():
     rows_are_rounded_to_float8_as_by_plain_torch()
-    draw_triton.BLOCK = 256  # so that rows have several blocks
+    draw_triton.BLOCK = 512  # so that rows have several blocks, and the last of some has one token
     the_same_tokens_are_drawn_as_by_plain_torch()
     draw_triton._PROGRAMS = 4  # of 2 rows each part has more than a block
     the_first_of_the_largest_is_drawn_from_any_part_of_a_row()
