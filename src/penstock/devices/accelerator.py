@@ -208,6 +208,20 @@ def captured(call: Callable[[], object], device: torch.device) -> Callable[[], N
     return replay
 
 
+def seed_generators(device: torch.device, seed: int) -> None:
+    """Seed the generators of the host and of this process's device.
+
+    `torch.manual_seed` also queues the seed for each device type that has not been started, with a formatted
+    stack: 0.2 ms a call, 0.5 ms in a deep stack.
+
+    Args:
+        seed: below 2**63.
+    """
+    torch.default_generator.manual_seed(seed)
+    if is_accelerator(device):
+        _module(device).manual_seed(seed)
+
+
 def timed_event(of_type: str) -> torch.Event:
     """Return an accelerator event recorded on the current stream; two events give the time between them."""
     event: torch.Event = _module(of_type).Event(enable_timing=True)

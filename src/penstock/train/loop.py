@@ -11,8 +11,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from penstock.checkpoint.layout import NUMERICS, Meta
 from penstock.checkpoint.saver import RetentionPolicy, Saver
 from penstock.checkpoint.storage import place_in
@@ -20,6 +18,7 @@ from penstock.core import clock
 from penstock.core import config as configs
 from penstock.core.log import Event
 from penstock.core.rng import key_of
+from penstock.devices import accelerator
 from penstock.obs.meter import StepMeter
 from penstock.obs.sinks import Record, Sink
 from penstock.parallel.mesh import World, broadcast
@@ -63,7 +62,8 @@ def train(
         if state.step == 0 and config.run.start_from:
             answer_samples(samples, state, config, world, sinks)
         while state.step < config.run.steps:
-            torch.manual_seed(key_of(config.run.seed, "step", state.step, state.mesh.data_rank) % 2**63)
+            seed = key_of(config.run.seed, "step", state.step, state.mesh.data_rank)
+            accelerator.seed_generators(world.device, seed % 2**63)
             rate = set_learning_rate(state, config)
             state.watch.begin(state.step + 1)
             meter.start()
@@ -106,9 +106,8 @@ def train(
             evaluate_tasks(state, config, world, sinks, last=last)
             due = (is_best or state.step % config.checkpoint.every == 0) and not result.skipped
             leaves = result.stop or state.is_told_to_leave()
-            if (
-                last or leaves or due or any(reply.checkpoint for reply in replies)
-            ):  # not while steps are skipped: it would evict earlier checkpoints
+            # not while steps are skipped: it would evict earlier checkpoints
+            if last or leaves or due or any(reply.checkpoint for reply in replies):
                 state.watch.doing("checkpoint", step=state.step)
                 saver.save(state.tensors(), meta_of(state, config, world), layout=state.exchanges_under_way())
             if last or leaves:

@@ -81,3 +81,11 @@ def test_a_process_without_an_accelerator_of_its_own_is_told_so(monkeypatch):
     assert accelerator.choose(0) == torch.device("xpu", 0)
     with pytest.raises(UsageError, match=r"1 can be used here .got .process 2..\. Start at most 1"):
         accelerator.choose(1)
+
+
+def test_generators_are_seeded_as_by_torch_without_a_note_for_devices_that_are_not_there(monkeypatch):
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    monkeypatch.delattr("traceback.format_stack")
+    accelerator.seed_generators(torch.device("cpu"), 7)
+    assert torch.equal(torch.rand(3), expected)
