@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from tests.peft_loop import folder_of
+from tests.rank_batches import RankBatches
 from tests.ranks.test_new_rows_training import corpus_of
 from transformers import LlamaConfig
 
@@ -47,7 +48,7 @@ def recipe_of(places, run, tune, **sections):
     corpus, base = places
     return build_recipe(
         {
-            "run": {"dir": str(run), "steps": 4, "start_from": str(base)},
+            "run": {"dir": str(run), "steps": 3, "start_from": str(base)},
             "tune": tune,
             "data": {
                 "corpora": {"c": {"path": str(corpus)}},
@@ -135,9 +136,9 @@ def test_islands_tune_one_adapter(places, tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "sections",
-    [
+LEVERS = {
+    str(sections): sections
+    for sections in (
         {"recompute": {"policy": "full"}},
         {"ethernet": {"schedule": "breadth_first"}},
         {"ethernet": {"keep_mib": 1000.0}},
@@ -146,14 +147,29 @@ def test_islands_tune_one_adapter(places, tmp_path):
         {"precision": {"weights": "bfloat16_master"}, "compute": "bfloat16"},
         {"compute": "bfloat16", "ethernet": {"gather": "int8", "reduce": "int8"}},
         {"optim": {"rule": "muon"}},
-    ],
-    ids=str,
-)
-def test_levers_work_with_frozen_weights_sharded_or_whole(places, tmp_path, sections):
-    """On two blocks; that a lever changes nothing of more is shown in test_ethernet.py."""
+    )
+}
+
+
+@pytest.fixture(scope="module")
+def with_levers(places, tmp_path_factory):
+    """Losses of two blocks with each lever, by placement of the frozen weights."""
+    folder = tmp_path_factory.mktemp("levers")
     two_blocks = {**SMALL, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    base = folder_of(tmp_path / "base", LlamaConfig(**two_blocks))
-    recipes = both_placed((places[0], base), tmp_path, {**LORA, "method": "dora"}, **sections)
-    found, _ = on_ranks(lambda world: [sent(recipe, world)[2] for recipe in recipes], ranks=2)
-    exact = sections.get("compute") != "bfloat16"
+    base = folder_of(folder / "base", LlamaConfig(**two_blocks))
+    tune = {**LORA, "method": "dora"}
+    recipes = {
+        name: both_placed((places[0], base), folder / str(number), tune, **sections)
+        for number, (name, sections) in enumerate(LEVERS.items())
+    }
+    return RankBatches(
+        dict.fromkeys(LEVERS, 2), lambda name, world: [sent(recipe, world)[2] for recipe in recipes[name]]
+    )
+
+
+@pytest.mark.parametrize("lever", LEVERS)
+def test_levers_work_with_frozen_weights_sharded_or_whole(with_levers, lever):
+    """On two blocks; that a lever changes nothing of more is shown in test_ethernet.py."""
+    found, _ = with_levers.of(lever)
+    exact = LEVERS[lever].get("compute") != "bfloat16"
     assert found[0] == pytest.approx(found[1], rel=1e-4 if exact else 0.02)
