@@ -9,6 +9,13 @@ from tools.soak import ROOT, TABLE, Part, check, parts_of, run
 PARTS = parts_of(TABLE.read_text())
 
 
+@pytest.fixture(autouse=True)
+def few_plugins(monkeypatch):
+    """Let the pytests that are started load what pyproject.toml needs, and not all that is installed."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin,pytest_timeout")
+
+
 def part(folder, text):
     (folder / "check_it.py").write_text(text)
     return Part(name="it", why="a test", tests=(str(folder / "check_it.py"),), sources=("Makefile",))
