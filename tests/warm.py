@@ -51,10 +51,6 @@ _IMPORTED = (
 _READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_")
 """How the names of variables begin that an interpreter reads as it starts."""
 
-# For the tests, their ranks and commands: no test cuts the power, so what fsync(2) promises is in no claim of
-# theirs. They ask for it tens of thousands of times, 4 ms or more each.
-os.fsync = lambda _: None
-
 _CLAIM_ORPHANS = 36
 _MOST_BYTES = 1 << 17
 
@@ -189,8 +185,6 @@ def _import_all() -> None:
         import_module(_module_of(verb))
     for name in _IMPORTED:
         import_module(f"penstock.{name}")
-    # The peak of a CPU is measured by smaller products: else a tenth of a second of each rank of each run.
-    import_module("penstock.obs.peak")._LONG_ENOUGH_S = 0.0005
     gc.collect()
     gc.freeze()  # else a collection in a child would copy the parent's memory
 
