@@ -215,6 +215,7 @@ def test_a_damaged_description_is_refused_with_its_path(copy: Path, content: str
 
 def test_a_run_without_a_complete_checkpoint_has_none(copy: Path, tmp_path: Path) -> None:
     (folder_of(copy, 3) / "checkpoint.json").unlink()
+    (copy / "config.json").write_text('{"run": {}, "model": {}}')  # the recipe
     assert saved_of(copy) == []
     with pytest.raises(CheckpointError, match=r"run has no complete checkpoint\. Give the folder of a run"):
         find(copy)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from penstock.checkpoint.layout import INDEX_FILE, CheckpointIndex, decode, in_order, name_of
 from penstock.checkpoint.storage import CheckpointStorage, open_place, place_of
+from penstock.core.config import load_json
 from penstock.core.errors import CheckpointError, UsageError
 
 
@@ -85,7 +86,7 @@ def find(path: Path, *, step: int | None = None) -> SavedCheckpoint:
         raise CheckpointError(f"{path} has no complete checkpoint of step {step}", fix=f"It has {known}.")
     if found:
         return found[-1]
-    if (path / "config.json").is_file():
+    if (path / "config.json").is_file() and "run" not in load_json(path / "config.json"):
         raise CheckpointError(
             f"config.json in {path} has no model_type", fix="Take it from where the weights came from."
         )
