@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from penstock.core import config
 from penstock.core.errors import CorpusChanged, CorpusError, PenstockError, UsageError
@@ -67,7 +67,7 @@ def read_journal(folder: Path) -> list[JournalEntry]:
     if len(whole) < len(content):
         os.truncate(path, len(whole))
     try:
-        entries = [config.build(JournalEntry, json.loads(line)) for line in whole.splitlines()]
+        entries = [_entry(json.loads(line)) for line in whole.splitlines()]
     except (ValueError, TypeError, PenstockError) as error:
         raise _unusable(f"{path} is damaged ({error})") from None
     for entry in entries:
@@ -80,6 +80,11 @@ def read_journal(folder: Path) -> list[JournalEntry]:
     if entries and entries[-1].rejected_bytes > (listed.stat().st_size if listed.is_file() else 0):
         raise _unusable(f"{listed} is missing or too short")
     return entries
+
+
+def _entry(raw: dict[str, Any]) -> JournalEntry:  # Any: JSON
+    raw.pop("whole_texts", None)  # which every journal of November 2026 has
+    return config.build(JournalEntry, raw)
 
 
 class Journal:
