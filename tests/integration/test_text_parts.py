@@ -161,10 +161,13 @@ def test_a_missing_tensor_of_the_language_model_is_named(tmp_path):
         load_pretrained(tmp_path)
 
 
-def test_a_quantised_whole_is_refused_though_its_text_part_does_not_say_so(tmp_path):
+@pytest.mark.parametrize(("of_whole", "of_part"), [({"bits": 8}, None), ({}, {"bits": 8})])
+def test_a_quantised_folder_is_refused_whichever_part_says_so(tmp_path, of_whole, of_part):
     mistral3(tied=False).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": {"bits": 8}}))
+    raw = json.loads(path.read_text())
+    raw["text_config"]["quantization_config"] = of_part
+    path.write_text(json.dumps({**raw, "quantization_config": of_whole}))
     with pytest.raises(ModelError, match="Quantised"):
         read_config(tmp_path)
 

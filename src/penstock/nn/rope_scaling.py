@@ -217,7 +217,7 @@ def _kind(found: Mapping[str, Any], names: Mapping[str, str]) -> str:  # Any: JS
 
 def _check_type(found: Mapping[str, Any], where: str) -> None:  # Any: JSON
     """Raise ModelError for the fields of a rule that is not named: transformers reads none of them."""
-    is_named = any(found.get(key) is not None for key in ("rope_type", "type"))
+    is_named = any(found.get(key) for key in ("rope_type", "type"))
     fields = sorted(key for key in found.keys() - _OF_ANY_RULE if found[key] is not None)
     if fields and not is_named:
         raise ModelError(f"{where} has no rope_type", got=", ".join(fields), fix="Name the rule.")

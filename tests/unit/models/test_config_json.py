@@ -115,6 +115,7 @@ GRANITE_4 = {"model_type": "granitemoehybrid", "num_local_experts": 0, "layer_ty
         ({"model_type": {}, "text_config": {"model_type": "cwm"}}, "config.json lacks"),
         ({"rope_parameters": {"rope_type": ["a"]}}, "Unknown rope_type"),
         ({"rope_parameters": 0}, "must be one rule for all layers"),
+        ({"rope_scaling": {"rope_type": "", "factor": 2.0}}, r"has no rope_type"),
         ({"rope_scaling": {"alpha": 7.0, "factor": 2.0}}, r"has no rope_type \(got 'alpha, factor'\)"),
         ({"rope_scaling": {"type": "dynamic", "factor": -2.0}}, r"must be a number, 0 or more \(got -2.0\)"),
         ({"quantization_config": {"quant_method": "eetq"}}, r"cannot be opened \(got 'eetq'\)"),

@@ -398,6 +398,7 @@ def test_matrices_are_tied_if_the_whole_or_its_part_says_so(whole, part, tied):
     assert config_of({**raw, **own, "text_config": text}).tie_word_embeddings is tied
     says_false = {**CASES["mlx-community/gemma-3-4b-it-bf16"], "tie_word_embeddings": False}
     assert not config_of(says_false).tie_word_embeddings  # though its class ties
+    assert config_of({**says_false, "tie_word_embeddings": None}).tie_word_embeddings
 
 
 SMOLVLM = CASES["HuggingFaceTB/SmolVLM2-500M-Video-Instruct"]

@@ -88,10 +88,11 @@ def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: JSON
     text = raw.get("text_config")
     if str(raw.get("model_type")) in FAMILY or not isinstance(text, Mapping):
         return raw
-    shared = {key: raw[key] for key in (_TIED, *QUANTISATION, "auto_map", IGNORED_KEYS) if key in raw}
-    if _TIED in shared:
-        shared[_TIED] = shared[_TIED] or text.get(_TIED, False)
-    return {**text, **shared}
+    shared = (_TIED, *QUANTISATION, "auto_map", IGNORED_KEYS)
+    part = {**text, **{key: raw[key] for key in shared if raw.get(key)}}
+    if raw.get(_TIED) is False:
+        part.setdefault(_TIED, False)
+    return part
 
 
 def _ignored_before(raw: Mapping[str, Any]) -> list[str]:  # Any: JSON
