@@ -66,4 +66,4 @@ def test_a_job_goes_on_when_an_island_is_killed_and_when_others_join(recipe, tmp
     ]
     late = run_cli("control", run, "--islands", 2)
     assert late.returncode == 2
-    assert "No job runs on it. Start it with --processes" in " ".join(late.stderr.split())
+    assert f"No job runs on {run.name}. Start it with --processes" in " ".join(late.stderr.split())

@@ -341,7 +341,7 @@ def looked_into(run, out):
         (["control", "RUN", "--extend", "wbe"], 2, "no such corpus (got 'wbe'). Did you mean 'web'"),
         (["control", "RUN", "--islands", "0"], 2, "at least one island (got 0)"),
         (["control", "RUN", "--islands", "2"], 2, "Start it with --processes for as many islands"),
-        (["control", "RUN", "--save"], 2, "No job runs on it"),
+        (["control", "RUN", "--save"], 2, "No job runs on "),
         (["control", "nowhere"], 2, "nowhere is not a folder. Give the folder of a run"),
         (["data", "where", "RUN", "--step", "41"], 2, "The run has steps 1 to 40 (got 41)"),
         (["data", "where", "RUN", "--step", "3", "--row", "12"], 2, "Step 3 has rows 0 to 11 (got 12)"),

@@ -77,10 +77,10 @@ def add_fields(
 def seconds(text: str) -> float:
     """Read a time such as 90m, 24h or 2d.
 
-    >>> seconds("90m"), seconds("2d"), seconds("30"), seconds("1e+06")
-    (5400.0, 172800.0, 30.0, 1000000.0)
+    >>> seconds("90m"), seconds("2d"), seconds(".5"), seconds("1e+06")
+    (5400.0, 172800.0, 0.5, 1000000.0)
     """
-    match = re.fullmatch(r"(\d{1,12}(?:\.\d+)?(?:e\+\d\d)?)\s*([smhd]?)", text.strip())
+    match = re.fullmatch(r"((?:\d{1,12}(?:\.\d*)?|\.\d+)(?:e[+-]?\d\d?)?)\s*([smhd]?)", text.strip())
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90m, 24h or 2d")
     value = float(match[1]) * _SECONDS[match[2]]

@@ -25,6 +25,8 @@ import re
 from typing import Final
 
 _ABSENT: Final = object()
+_SHOWN = 2000
+"""Characters of an offending value that a message has, at most: it may be a request of a client."""
 
 
 class PenstockError(Exception):
@@ -40,7 +42,9 @@ class PenstockError(Exception):
 
     def __init__(self, what: str, *, got: object = _ABSENT, fix: str = "") -> None:
         what = what.removesuffix(".")  # it may quote another message
-        message = what if got is _ABSENT else f"{what} (got {got!r})"
+        value = repr(got)
+        value = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
+        message = what if got is _ABSENT else f"{what} (got {value})"
         end = "" if message.endswith("?") else "."  # a quoted message may end in a hint
         super().__init__(f"{message}{end} {fix}" if fix else f"{message}{end}")
 

@@ -5,6 +5,7 @@ template that it was tuned with, and the tokens at which its answers end, beside
 """
 
 import logging
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _LARGE = 1e9
+_CODE = re.compile(r"""[{}'"+]""")
+"""Characters of a template's code. No marker has one."""
 
 T = TypeVar("T")
 
@@ -207,9 +210,10 @@ class TextProcessor:
 
 def _look_for_markers(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> None:
     """Log markers of a chat template that the model never sees as such: the vocabulary lacks them."""
-    source = template.source or ""
+    source = f"{template.source or ''} {template.tool_source or ''}"
     named = [text for name, text in template.variables.items() if name in source]
-    markers = dict.fromkeys((*named, *(found[0] for found in markers_in(source))))
+    written = (found[0] for found in markers_in(source) if not _CODE.search(found[0]))
+    markers = dict.fromkeys((*named, *written))
     if lacking := [
         marker
         for marker in markers

@@ -596,7 +596,7 @@ def _warn_of_emulation(recipe: TrainConfig, world: World, peak: float) -> None:
         logger.warning(
             Event(
                 "compile_left_out",
-                "Blocks are not compiled: torch's compiler for CPUs computes {linear} wrongly",
+                "Blocks are not compiled: torch's compiler for CPUs fails on {linear}",
                 linear=linear,
             )
         )

@@ -13,6 +13,7 @@ from penstock.core.errors import PenstockError, UsageError, near_match, nearest
         (PenstockError("It broke", got=3), "It broke (got 3)."),
         (PenstockError("It broke", got=None), "It broke (got None)."),
         (PenstockError("It broke", got="x", fix="Mend it."), "It broke (got 'x'). Mend it."),
+        (PenstockError("It broke", got="x" * 10_000), f"It broke (got '{'x' * 1999}...)."),
         (PenstockError("It broke", fix="Mend it."), "It broke. Mend it."),
         (
             PenstockError("Recipe a: no such key. Did you mean 'b'?"),

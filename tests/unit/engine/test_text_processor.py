@@ -71,6 +71,7 @@ def test_markers_of_a_template_that_the_vocabulary_lacks_are_named_in_the_log(tm
     model = TextProcessor.load(written(tmp_path / "model", content()) / "tokenizer.json")
     for template, lacking in (
         ("<|turn|><|user|>{{ messages[0].content }}", None),
+        ("<|{{role}}|>{{ '<|'+role+'|>' }}", None),
         ("{{ bos_token }}<|turn|><end_of_turn>", "<s>, <end_of_turn>"),
     ):
         (folder / "chat_template.jinja").write_text(template)

@@ -39,5 +39,5 @@ def send(run: Path, request: ControlRequest) -> int | str:
         fix = "A run that was stopped has its checkpoints."
         if request.islands:
             fix = "Start it with --processes for as many islands as you want."
-        raise NoJob("No job runs on it", fix=fix)
+        raise NoJob(f"No job runs on {run.name}", fix=fix)
     return submit(run, request)

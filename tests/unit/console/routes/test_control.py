@@ -76,11 +76,11 @@ def test_a_stop_is_sent_to_a_job_that_starts_while_its_run_is_marked(run, monkey
         assert run_questions.request(run, **asked)["running"]
 
 
-def test_what_needs_a_job_is_refused_where_none_runs(client):
+def test_what_needs_a_job_is_refused_where_none_runs(client, run):
     refused = ask(client, checkpoint=True)
     assert (refused.status_code, refused.json()["error"]) == (
         409,
-        "No job runs on it. A run that was stopped has its checkpoints.",
+        f"No job runs on {run.name}. A run that was stopped has its checkpoints.",
     )
 
 
