@@ -46,9 +46,7 @@ def test_each_of_several_askers_gets_its_own_answer_from_one_process(data, begun
 
 def test_a_refusal_has_its_status_and_the_process_stays(data, begun, tmp_path):
     with pytest.raises(QuestionRefused, match=r"is not a folder\.") as caught:
-        data.ask(
-            "request", tmp_path / "none", asked={"kind": "batch", "batch": 3, "reason": ""}, asked_by="me"
-        )
+        data.ask("request", tmp_path / "none", asked={"batch_size": 3}, asked_by="me")
     assert caught.value.status == 400
     with pytest.raises(QuestionRefused, match="cannot be answered: KeyError") as caught:
         data.ask("weather", tmp_path)
