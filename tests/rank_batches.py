@@ -16,7 +16,7 @@ class RankBatches(Generic[T]):
     """What each case computes on its ranks; cases of as many ranks run in turn in the same processes.
 
     Nothing runs before a case of its batch is asked for. If a batch fails, each of its cases runs alone, so
-    that a wrong one fails its own test only.
+    that a wrong one fails its own test only. If all pass alone, all fail: no second try forgives a failure.
 
     Args:
         ranks: case -> number of ranks.
@@ -26,7 +26,7 @@ class RankBatches(Generic[T]):
     def __init__(self, ranks: Mapping[str, int], work: Callable[[str, World], T]):
         self._ranks, self._work = ranks, work
         self._found: dict[str, list[T]] = {}
-        self._failed: set[str] = set()
+        self._errors: dict[str, AssertionError] = {}
 
     def of(self, case: str) -> list[T]:
         """Return what each rank found for a case, by rank.
@@ -34,15 +34,25 @@ class RankBatches(Generic[T]):
         Raises:
             AssertionError: a rank failed.
         """
-        if case not in self._found and case not in self._failed:
-            batch = self._batch_of(case)
-            try:
-                self._run(batch)
-            except AssertionError:
-                self._failed |= set(batch)
-        if case not in self._found:
-            self._run([case])
+        if case not in self._found | self._errors:
+            self._run_batch(self._batch_of(case))
+        if case in self._errors:
+            raise self._errors[case]
         return self._found[case]
+
+    def _run_batch(self, cases: list[str]) -> None:
+        try:
+            self._run(cases)
+        except AssertionError as error:
+            alone = {case: found for case in cases if (found := self._error_alone(case))}
+            self._errors |= alone or dict.fromkeys(cases, error)
+
+    def _error_alone(self, case: str) -> AssertionError | None:
+        try:
+            self._run([case])
+        except AssertionError as error:
+            return error
+        return None
 
     def _batch_of(self, case: str) -> list[str]:
         alike = [other for other, ranks in self._ranks.items() if ranks == self._ranks[case]]
