@@ -272,7 +272,7 @@ def test_a_checkpoint_is_asked_in_a_chat_and_several_side_by_side(address, opene
     expect(page.get_by_role("button", name="Send")).to_be_enabled(timeout=MODEL_MS)
     expect(page.get_by_role("log")).to_contain_text("the web")
     expect(turns.last.locator(".text")).not_to_have_text("")
-    expect(turns.last.locator(".note")).to_contain_text("9 tokens")
+    expect(turns.last.locator(".note")).to_contain_text(re.compile(r"^[1-9] tokens?"))  # it may end before
     check_on_every_device(page)
     page.get_by_role("button", name="Forget it").click()
     expect(turns).to_have_count(0)
