@@ -15,8 +15,8 @@ _MAX_CASES = 8  # process groups, and their threads, are left to the end of the 
 class RankBatches(Generic[T]):
     """What each case computes on its ranks; cases of as many ranks run in turn in the same processes.
 
-    Nothing runs before a case of its batch is asked for. If a batch fails, each of its cases runs alone, so
-    that a wrong one fails its own test only. If all pass alone, all fail: no second try forgives a failure.
+    A batch runs when the first of its cases is asked for. If it fails, each of its cases runs alone:
+    those that fail alone have failed, and if none does, the whole batch has. A failure always fails a test.
 
     Args:
         ranks: case -> number of ranks.
