@@ -18,8 +18,8 @@ from penstock.nn.norm import RMSNorm, mean_square_of
 from penstock.nn.rope import rotate
 
 Rope = tuple[Tensor, ...]
-"""Cosines and sines, each [batch, 1, seq, head_dim], and where queries are scaled by their position, factors
-[batch, 1, seq, 1]."""
+"""Cosines and sines, each [batch, seq, 1, head_dim], and where queries are scaled by their position, factors
+[batch, seq, 1, 1]."""
 
 
 class Attend(Protocol):
@@ -128,10 +128,11 @@ class GroupedQueryAttention(nn.Module):
         q_blhd, k_blkd = q.view(heads), k.view(heads)
         if self.qk_norm == "head":
             q_blhd, k_blkd = normalise_heads(self, q_blhd, k_blkd)
-        q_bhld, k_bkld = rotated(q_blhd.transpose(1, 2), k_blkd.transpose(1, 2), rope)
+        q_blhd, k_blkd = rotated(q_blhd, k_blkd, rope)
         if self.qk_norm == "rotated":
-            q_bhld, k_bkld = normalise_heads(self, q_bhld, k_bkld)
-        v_bkld = self.value(x_blc).view(heads).transpose(1, 2)
+            q_blhd, k_blkd = normalise_heads(self, q_blhd, k_blkd)
+        v_blkd = self.value(x_blc).view(heads)
+        q_bhld, k_bkld, v_bkld = (part.transpose(1, 2) for part in (q_blhd, k_blkd, v_blkd))
         if cache is not None:
             k_bkld, v_bkld = cache.append(k_bkld, v_bkld)
         sinks, softcap = given_sinks(self.sinks), given_softcap(self.softcap)
@@ -156,11 +157,14 @@ def parts_of(rope: Rope) -> tuple[Tensor, Tensor, Tensor | None]:
     return cosines, sines, scales[0] if scales else None
 
 
-def rotated(q_bhld: Tensor, k_bkld: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
-    """Rotate queries and keys, and scale the queries."""
+def rotated(q_blhd: Tensor, k_blkd: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+    """Rotate queries and keys, and scale the queries.
+
+    Their layout is that of the products: the compiler reorders no gradient before it multiplies by it.
+    """
     cosines, sines, scales = parts_of(rope)
-    q_bhld, k_bkld = rotate(q_bhld, cosines, sines), rotate(k_bkld, cosines, sines)
-    return (q_bhld if scales is None else q_bhld * scales), k_bkld
+    q_blhd, k_blkd = rotate(q_blhd, cosines, sines), rotate(k_blkd, cosines, sines)
+    return (q_blhd if scales is None else q_blhd * scales), k_blkd
 
 
 class HasHeadNorms(Protocol):

@@ -130,10 +130,10 @@ class FusedAttention(nn.Module):
         q, k, v = (part.view(*part.shape[:-1], -1, self.head_dim) for part in (q, k, v))
         if self.qk_norm == "head":
             q, k = normalise_heads(self, q, k)
-        q_bhld, k_bkld = rotated(q.transpose(1, 2), k.transpose(1, 2), rope)
+        q, k = rotated(q, k, rope)
         if self.qk_norm == "rotated":
-            q_bhld, k_bkld = normalise_heads(self, q_bhld, k_bkld)
-        v_bkld = v.transpose(1, 2)
+            q, k = normalise_heads(self, q, k)
+        q_bhld, k_bkld, v_bkld = (part.transpose(1, 2) for part in (q, k, v))
         if isinstance(cache, HiddenPages):
             return cache.attend(
                 q_bhld, k_bkld, v_bkld, scale=self.scale, sinks=self.sinks, softcap=self.softcap

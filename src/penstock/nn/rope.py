@@ -28,7 +28,7 @@ def rope_tables(
     max_positions: int,
     longest_text: int,
     dtype: torch.dtype,
-) -> tuple[Float[Tensor, "batch 1 seq head_dim"], Float[Tensor, "batch 1 seq head_dim"]]:
+) -> tuple[Float[Tensor, "batch seq 1 head_dim"], Float[Tensor, "batch seq 1 head_dim"]]:
     """Return cosines and sines for each position, ready to broadcast over heads.
 
     Args:
@@ -49,7 +49,7 @@ def rope_tables(
             max_positions=max_positions,
             longest_text=longest_text,
         )
-        angles = positions[:, None, :, None].float() * frequencies
+        angles = positions[..., None, None].float() * frequencies
         cosines, sines = angles.cos(), angles.sin()
         if factor != 1.0:
             cosines, sines = cosines * factor, sines * factor
@@ -62,19 +62,19 @@ def rope_tables(
 
 def query_scales(
     positions: Int[Tensor, "batch seq"], scaling: RopeScaling, dtype: torch.dtype
-) -> Float[Tensor, "batch 1 seq 1"]:
+) -> Float[Tensor, "batch seq 1 1"]:
     """Return factors on the rotated queries, which grow where positions are beyond the original context."""
     context, beta = scaling.original_max_position_embeddings, scaling.llama_4_scaling_beta
     assert context is not None and beta is not None, scaling  # noqa: PT018
-    return (1 + beta * torch.log(1 + torch.floor(positions / context)))[:, None, :, None].to(dtype)
+    return (1 + beta * torch.log(1 + torch.floor(positions / context)))[..., None, None].to(dtype)
 
 
 class RopeCache:
     """Cosines and sines of positions from 0 on, of several rules; the tables grow on demand.
 
     Args:
-        make: from positions [1, n] to cosines and sines, each [rules, 1, n, head_dim], independent per
-            position, and factors on queries, [1, 1, n, 1], or None.
+        make: from positions [1, n] to cosines and sines, each [rules, n, 1, head_dim], independent per
+            position, and factors on queries, [1, n, 1, 1], or None.
         max_positions: upper bound on the length of the tables.
     """
 
@@ -88,9 +88,9 @@ class RopeCache:
 
     def up_to(
         self, position: int
-    ) -> tuple[Float[Tensor, "rules 1 n head_dim"], Float[Tensor, "rules 1 n head_dim"], Tensor | None]:
+    ) -> tuple[Float[Tensor, "rules n 1 head_dim"], Float[Tensor, "rules n 1 head_dim"], Tensor | None]:
         """Return tables that include `position`; when they grow, they double."""
-        length = self._tables[0].shape[2]
+        length = self._tables[0].shape[1]
         if position >= length:
             length = min(max(2 * length, position + 1, _FIRST_POSITIONS), self._max_positions)
             self._tables = self._make(torch.arange(length)[None])
@@ -98,13 +98,13 @@ class RopeCache:
 
 
 def rotate(
-    x_bhld: Float[Tensor, "batch heads seq head_dim"],
-    cosines: Float[Tensor, "batch 1 seq head_dim"],
-    sines: Float[Tensor, "batch 1 seq head_dim"],
-) -> Float[Tensor, "batch heads seq head_dim"]:
+    x_blhd: Float[Tensor, "batch seq heads head_dim"],
+    cosines: Float[Tensor, "batch seq 1 head_dim"],
+    sines: Float[Tensor, "batch seq 1 head_dim"],
+) -> Float[Tensor, "batch seq heads head_dim"]:
     """Rotate queries or keys by the angles of their positions."""
-    first, second = x_bhld.chunk(2, dim=-1)
-    return x_bhld * cosines + torch.cat((-second, first), dim=-1) * sines
+    first, second = x_blhd.chunk(2, dim=-1)
+    return x_blhd * cosines + torch.cat((-second, first), dim=-1) * sines
 
 
 def rope_frequencies(

@@ -212,8 +212,8 @@ def _of_blocks(
 
 
 def _tables(model: Decoder, dtype: torch.dtype, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return cosines and sines, each [rules, 1, n, head_dim], in the order of `model.rope_rules`, and the
-    factors on queries, [1, 1, n, 1], which are the same for all rules."""
+    """Return cosines and sines, each [rules, n, 1, head_dim], in the order of `model.rope_rules`, and the
+    factors on queries, [1, n, 1, 1], which are the same for all rules."""
     cosines, sines, scales = zip(*map(parts_of, model.ropes(positions, dtype)), strict=True)
     return torch.cat(cosines), torch.cat(sines), scales[0]
 

@@ -129,7 +129,7 @@ class Network : public torch::CustomClassHolder {
     added_ = std::move(rows);
   }
 
-  // cosines, sines: [tables of angles, 1, positions, dim]; q_scales: factors on queries, [positions], or none.
+  // cosines, sines: [tables of angles, positions, 1, dim]; q_scales: factors on queries, [positions], or none.
   // Returns the normalised stream of all tokens, right where rows or others ask for it, and the logits of rows.
   std::tuple<at::Tensor, at::Tensor> run(const at::Tensor& ids, const at::Tensor& positions, const at::Tensor& cosines,
                                          const at::Tensor& sines, const std::optional<at::Tensor>& q_scales, const at::Tensor& slots, const at::Tensor& starts,

@@ -212,10 +212,10 @@ def test_tables_of_angles_grow_to_the_position_asked_for():
 
     def make(positions):
         lengths.append(positions.shape[1])
-        return positions[:, None, :, None], -positions[:, None, :, None]
+        return positions[..., None, None], -positions[..., None, None]
 
     cache = RopeCache(make, max_positions=5000)
     for position in (3, 1023, 1024, 4000, 4999):
         cosines, sines = cache.up_to(position)
-        assert cosines[0, 0, position, 0] == position == -sines[0, 0, position, 0]
+        assert cosines[0, position, 0, 0] == position == -sines[0, position, 0, 0]
     assert lengths == [1, 1024, 2048, 4096, 5000]
