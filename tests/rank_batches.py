@@ -1,4 +1,4 @@
-"""Cases that share forked ranks: starting them costs almost as much as a tiny model's run of four steps."""
+"""Cases that share forked ranks: starting a rank costs as much as a tiny model's run of four steps."""
 
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
@@ -13,7 +13,7 @@ _MAX_CASES = 8  # process groups, and their threads, are left to the end of the 
 
 
 class RankBatches(Generic[T]):
-    """What each case computes on its ranks; cases of as many ranks run in turn in the same processes.
+    """Results of each case on its ranks; cases of as many ranks run in turn in the same processes.
 
     A batch runs when the first of its cases is asked for. If it fails, each of its cases runs alone:
     those that fail alone have failed, and if none does, the whole batch has. A failure always fails a test.
@@ -25,26 +25,26 @@ class RankBatches(Generic[T]):
 
     def __init__(self, ranks: Mapping[str, int], work: Callable[[str, World], T]):
         self._ranks, self._work = ranks, work
-        self._found: dict[str, list[T]] = {}
+        self._results: dict[str, list[T]] = {}
         self._errors: dict[str, AssertionError] = {}
 
     def of(self, case: str) -> list[T]:
-        """Return what each rank found for a case, by rank.
+        """Return the results of a case, by rank.
 
         Raises:
             AssertionError: a rank failed.
         """
-        if case not in self._found | self._errors:
+        if case not in self._results | self._errors:
             self._run_batch(self._batch_of(case))
         if case in self._errors:
             raise self._errors[case]
-        return self._found[case]
+        return self._results[case]
 
     def _run_batch(self, cases: list[str]) -> None:
         try:
             self._run(cases)
         except AssertionError as error:
-            alone = {case: found for case in cases if (found := self._error_alone(case))}
+            alone = {case: own for case in cases if (own := self._error_alone(case))}
             self._errors |= alone or dict.fromkeys(cases, error)
 
     def _error_alone(self, case: str) -> AssertionError | None:
@@ -55,16 +55,16 @@ class RankBatches(Generic[T]):
         return None
 
     def _batch_of(self, case: str) -> list[str]:
-        alike = [other for other, ranks in self._ranks.items() if ranks == self._ranks[case]]
-        first = alike.index(case) // _MAX_CASES * _MAX_CASES
-        return alike[first : first + _MAX_CASES]
+        same_ranks = [other for other, ranks in self._ranks.items() if ranks == self._ranks[case]]
+        first = same_ranks.index(case) // _MAX_CASES * _MAX_CASES
+        return same_ranks[first : first + _MAX_CASES]
 
     def _run(self, cases: list[str]) -> None:
         def in_turn(world: World) -> list[T]:
             return [self._work(case, world) for case in cases]
 
-        of_ranks = on_ranks(in_turn, ranks=self._ranks[cases[0]])
-        self._found |= dict(zip(cases, map(list, zip(*of_ranks, strict=True)), strict=True))
+        by_rank = on_ranks(in_turn, ranks=self._ranks[cases[0]])
+        self._results |= dict(zip(cases, map(list, zip(*by_rank, strict=True)), strict=True))
 
 
 def import_compiler() -> None:
