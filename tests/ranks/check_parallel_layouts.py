@@ -4,27 +4,27 @@ import pytest
 from tests.ranks.test_parallel_layouts import (
     FAMILIES,
     LLAMA,
+    PARTS,
+    Case,
     assert_equal,
-    assert_mixed_learns,
+    batches_of,
     corpus,
-    on_ranks,
+    of_parts,
     plain,
-    recipe_of,
     resume,
-    trained,
 )
 
 __all__ = ["corpus", "plain"]
 
 LAYOUTS = [
     (2, {"tensor": 2}),
-    (4, {"tensor": 2, "shard": 1, "replicate": 2}),
     (8, {"tensor": 2, "shard": 2, "replicate": 2}),
     (4, {"tensor": 2, "offload": True, "reshard_after_forward": False}),
     (4, {"context": 4, "context_rule": "ulysses"}),
     (4, {"context": 2, "tensor": 2}),
     (4, {"context": 2, "tensor": 2, "context_rule": "ulysses"}),
     (8, {"context": 2, "tensor": 2, "shard": 1, "replicate": 2}),
+    (8, {"context": 2, "tensor": 2, "shard": 1, "replicate": 2, "context_rule": "ulysses"}),
     (4, {"pipeline": 2, "shard": 1, "replicate": 2, "rows": 2}),
     (4, {"pipeline": 2, "tensor": 2, "rows": 2}),
     (4, {"pipeline": 2, "context": 2, "rows": 4}),
@@ -41,35 +41,36 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "model", "parallel"),
-    [*((ranks, {}, parallel) for ranks, parallel in LAYOUTS), *MODELS],
-    ids=str,
+CASES: dict[str, Case] = {
+    f"{ranks} ranks, {model}, {parallel}": (ranks, LLAMA | model, parallel)
+    for ranks, model, parallel in [*((ranks, {}, parallel) for ranks, parallel in LAYOUTS), *MODELS]
+}
+MORE_OF_PARTS = of_parts(
+    ("granite_swa", 4, {}),
+    ("granite_swa", 4, {"tensor": 4}),
+    ("granite_swa", 2, {"context": 2}),
+    ("granite_swa", 4, {"context": 4, "context_rule": "ulysses"}),
+    ("granite_swa", 2, {"pipeline": 2, "rows": 2}),
+    ("gemma2", 4, {"tensor": 2}),
+    ("gemma2", 4, {"context": 4}),
+    ("gemma2", 4, {"pipeline": 4, "rows": 2}),
+    ("gemma2", 8, {"pipeline": 2, "context": 2, "tensor": 2, "rows": 4}),
 )
-def test_losses_and_gradients_equal_those_of_the_plain_loop(corpus, tmp_path, plain, ranks, model, parallel):
-    recipe = recipe_of(corpus, tmp_path, model=LLAMA | model, **parallel)
-    assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=ranks), plain(LLAMA | model))
 
 
-@pytest.mark.parametrize(
-    ("family", "ranks", "parallel"),
-    [
-        ("granite_swa", 4, {}),
-        ("granite_swa", 4, {"tensor": 4}),
-        ("granite_swa", 2, {"context": 2}),
-        ("granite_swa", 4, {"context": 4, "context_rule": "ulysses"}),
-        ("granite_swa", 2, {"pipeline": 2, "rows": 2}),
-        ("gemma2", 4, {"tensor": 2}),
-        ("gemma2", 4, {"context": 4}),
-        ("gemma2", 4, {"pipeline": 4, "rows": 2}),
-        ("gemma2", 8, {"pipeline": 2, "context": 2, "tensor": 2, "rows": 4}),
-    ],
-    ids=str,
-)
-def test_layers_of_different_kinds_learn_over_ranks_as_on_one(
-    corpus, tmp_path, plain, family, ranks, parallel
-):
-    assert_mixed_learns(corpus, tmp_path, plain, family, ranks, parallel)
+@pytest.fixture(scope="module")
+def batches(corpus, tmp_path_factory):
+    return batches_of(CASES | MORE_OF_PARTS, corpus, tmp_path_factory.mktemp("layouts"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_and_gradients_equal_those_of_the_plain_loop(batches, plain, case):
+    assert_equal(batches.of(case), plain(CASES[case][1]))
+
+
+@pytest.mark.parametrize("case", MORE_OF_PARTS)
+def test_layers_of_different_kinds_learn_over_ranks_as_on_one(batches, plain, case):
+    assert_equal(batches.of(case), plain(MORE_OF_PARTS[case][1], parts=PARTS))
 
 
 def test_a_run_resumes_in_six_layouts(corpus, tmp_path, plain):
