@@ -44,11 +44,11 @@ def places(tmp_path_factory):
     return where / "corpus", folder_of(where / "base", LlamaConfig(**SMALL))
 
 
-def recipe_of(places, run, tune, **sections):
+def recipe_of(places, run, tune, *, steps=3, **sections):
     corpus, base = places
     return build_recipe(
         {
-            "run": {"dir": str(run), "steps": 3, "start_from": str(base)},
+            "run": {"dir": str(run), "steps": steps, "start_from": str(base)},
             "tune": tune,
             "data": {
                 "corpora": {"c": {"path": str(corpus)}},
@@ -82,11 +82,11 @@ def test_a_step_sends_the_adapters_gradients_and_nothing_else(places, tmp_path):
 
 
 def test_with_a_sharded_base_a_step_sends_less_than_full_tuning(places, tmp_path):
-    found = {}
-    for name, tune in {"full": {"method": "full"}, "lora": {**LORA, "base_sharding": "sharded"}}.items():
-        recipe = recipe_of(places, tmp_path / name, tune)
-        found[name] = max(each[0] for each in on_ranks(lambda world, r=recipe: sent(r, world), ranks=2))
-    assert found["lora"] < 0.7 * found["full"]
+    tunes = {"full": {"method": "full"}, "lora": {**LORA, "base_sharding": "sharded"}}
+    recipes = [recipe_of(places, tmp_path / name, tune, steps=2) for name, tune in tunes.items()]
+    found = on_ranks(lambda world: [sent(recipe, world)[0] for recipe in recipes], ranks=2)
+    full, lora = map(max, zip(*found, strict=True))
+    assert lora < 0.7 * full
 
 
 PLACED = ("whole", "sharded")
@@ -99,33 +99,45 @@ def both_placed(places, run, tune, **sections):
     ]
 
 
-def check_planned_bytes(recipes):
-    """Hold the planned bytes of each recipe against those that two ranks send, which train them in turn."""
-    found = on_ranks(lambda world: [sent(recipe, world)[0] for recipe in recipes], ranks=2)
-    for placed, recipe, *measured in zip(PLACED, recipes, *found, strict=True):
-        job = replace(job_of(recipe, layout_of(recipe.parallel, world_size=2)), checkpoint_every=0)
-        planned = predict(job, TWO_HOSTS).network_bytes
-        assert planned == pytest.approx(max(measured), rel=0.1), placed
+OF_HEAD = {**LORA, "rank": 16, "layers": ["query", "unembed"]}
+"""The adapter of the output matrix is a sixth of what is learned."""
+PLANNED = {
+    **{axis: (LORA, axis) for axis in ("shard", "tensor", "context", "pipeline")},
+    **{f"{axis}, output matrix": (OF_HEAD, axis) for axis in ("shard", "tensor", "pipeline")},
+    "new rows": (LORA, "shard"),
+}
 
 
-@pytest.mark.parametrize("axis", ["shard", "tensor", "context", "pipeline"])
-def test_the_planned_bytes_of_a_step_are_those_that_are_sent(places, tmp_path, axis):
-    check_planned_bytes(both_placed(places, tmp_path, LORA, parallel={axis: 2}))
+@pytest.fixture(scope="module")
+def planned(places, tmp_path_factory):
+    """Recipes of each case by placement, and what two ranks send that train them in turn."""
+    folder = tmp_path_factory.mktemp("planned")
+    more = corpus_of(folder / "corpus", named=100)
+    recipes = {
+        name: both_placed(
+            (more, places[1]) if name == "new rows" else places,
+            folder / str(number),
+            tune,
+            steps=2,
+            parallel={axis: 2},
+        )
+        for number, (name, (tune, axis)) in enumerate(PLANNED.items())
+    }
+    batches = RankBatches(
+        dict.fromkeys(PLANNED, 2), lambda name, world: [sent(recipe, world)[0] for recipe in recipes[name]]
+    )
+    return recipes, batches
 
 
-def test_the_planned_bytes_have_the_rows_of_new_tokens(places, tmp_path):
+@pytest.mark.parametrize("case", PLANNED)
+def test_the_planned_bytes_of_a_step_are_those_that_are_sent(planned, case):
     """Of 128 rows 64 are new, a third of what is learned."""
-    corpus = corpus_of(tmp_path / "corpus", named=100)
-    recipes = both_placed((corpus, places[1]), tmp_path, LORA)
-    assert [recipe.adapter.new_rows for recipe in recipes] == [64, 64]
-    check_planned_bytes(recipes)
-
-
-@pytest.mark.parametrize("axis", ["shard", "tensor", "pipeline"])
-def test_the_planned_bytes_have_the_adapter_of_the_output_matrix(places, tmp_path, axis):
-    """A sixth of what is learned."""
-    tune = {**LORA, "rank": 16, "layers": ["query", "unembed"]}
-    check_planned_bytes(both_placed(places, tmp_path, tune, parallel={axis: 2}))
+    recipes, batches = planned
+    assert [recipe.adapter.new_rows for recipe in recipes[case]] == [64 if case == "new rows" else 0] * 2
+    for placed, recipe, *measured in zip(PLACED, recipes[case], *batches.of(case), strict=True):
+        job = replace(job_of(recipe, layout_of(recipe.parallel, world_size=2)), checkpoint_every=0)
+        expected = predict(job, TWO_HOSTS).network_bytes
+        assert expected == pytest.approx(max(measured), rel=0.1), placed
 
 
 def test_islands_tune_one_adapter(places, tmp_path):

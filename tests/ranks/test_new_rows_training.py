@@ -14,6 +14,7 @@ from tests.ranks.test_adapter_training import (
     METHODS,
     SMALL,
     Layouts,
+    LiveWeights,
     check,
     compare,
     recipe_of,
@@ -24,15 +25,10 @@ from tests.ranks.test_adapter_training import (
 from transformers import LlamaConfig, Qwen3Config
 
 from penstock.checkpoint.find import find
-from penstock.checkpoint.open_model import open_model
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.data.corpus.manifest import load_manifest, save_manifest
-from penstock.models import FAMILIES
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
-from penstock.testing.training import records_of
-from penstock.train.live_engine import fill_whole
-from penstock.train.setup import open_state
 
 # of PEFT, which asks transformers in its old words
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -111,7 +107,7 @@ def test_every_layout_trains_new_rows_as_peft_does(layouts, references, case):
 def test_new_rows_move_to_other_ranks_with_the_adapter(corpus, folders, references, tmp_path, family):
     expected = [r["loss"] for r in references["lora", family][1] if "loss" in r]
     losses, run = [], tmp_path / "run"
-    for ranks, stop, settings in ((2, 2, {"tensor": 2}), (1, 3, {}), (2, None, {"pipeline": 2, "rows": 2})):
+    for ranks, stop, settings in ((2, 1, {"tensor": 2}), (1, 2, {}), (2, None, {"pipeline": 2, "rows": 2})):
         recipe = recipe_of(corpus, folders[family], run, METHODS["lora"], **settings)
         results = on_ranks(lambda world, r=recipe, s=stop: tuned(r, world, stop_at=s), ranks=ranks)
         losses += [r["loss"] for r in results[0][1] if "loss" in r]
@@ -121,29 +117,21 @@ def test_new_rows_move_to_other_ranks_with_the_adapter(corpus, folders, referenc
     assert saved.tensors["model.embed.new_rows"].shape == (ROWS - OLD, 32)
 
 
-@pytest.mark.parametrize(
-    ("family", "ranks", "settings"),
-    [
-        ("llama", 2, {"base_sharding": "sharded"}),
-        ("llama", 4, {"pipeline": 2, "tensor": 2, "rows": 2}),
-        ("qwen3", 2, {"tensor": 2}),
-    ],
-    ids=str,
-)
-def test_the_live_weights_have_the_new_rows_of_the_checkpoint(
-    corpus, folders, tmp_path, family, ranks, settings
-):
-    recipe = recipe_of(corpus, folders[family], tmp_path / "run", METHODS["lora"], steps=3, **settings)
+LIVE = [
+    ("lora", "llama", 2, {"base_sharding": "sharded"}),
+    ("lora", "llama", 4, {"pipeline": 2, "tensor": 2, "rows": 2}),
+    ("lora", "qwen3", 2, {"tensor": 2}),
+]
 
-    def live(world):
-        state = open_state(recipe, world)
-        records_of(state, recipe, world)
-        model = FAMILIES[recipe.model.model_type](recipe.model) if world.is_first else None
-        fill_whole(model, state, recipe, world)
-        return None if model is None else dict(model.named_parameters())
 
-    found, *_ = on_ranks(live, ranks=ranks)
-    merged, _ = open_model(tmp_path / "run")
+@pytest.fixture(scope="module")
+def live_weights(corpus, folders, tmp_path_factory):
+    return LiveWeights(LIVE, corpus, folders, tmp_path_factory.mktemp("live"))
+
+
+@pytest.mark.parametrize("case", LIVE, ids=str)
+def test_the_live_weights_have_the_new_rows_of_the_checkpoint(live_weights, case):
+    found, merged = live_weights.of(case)
     rows = merged.embed.weight
     assert (rows[OLD:] - rows[:OLD].mean(0)).norm(dim=1).min() > 0
     for name, parameter in merged.named_parameters():
