@@ -7,14 +7,13 @@ from functools import partial
 
 import pytest
 import torch
-from tests.rank_batches import import_compiler
+from tests.rank_batches import RankBatches, import_compiler
 
 from penstock.nn.kernels.varlen_cpu import per_document
 from penstock.obs.meter import StepMeter
 from penstock.parallel import apply as apply_module
 from penstock.parallel.apply import compile_blocks
 from penstock.testing.corpora import write_corpus
-from penstock.testing.ranks import on_ranks
 from penstock.train.loop import train
 from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
@@ -112,40 +111,44 @@ def starts(batch):
     return range(0, batch["input_ids"].numel(), LENGTH)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_nothing_is_compiled_after_the_first_step(way, corpus, tmp_path):
-    settings = dict(WAYS[way])
-    ranks, recipe = settings.pop("ranks", 1), recipe_of(corpus, tmp_path, **settings)
-    for _, counts, kinds in on_ranks(partial(trained, recipe), ranks=ranks):
-        assert kinds == {True, False}, "rows of one document and of several"
-        assert 0 < counts[0] == counts[-1], counts
-
-
 def only_packed(layout, **_):
     return per_document(layout)
 
 
-@pytest.mark.parametrize("way", ["one rank", "breadth first"])
-def test_losses_are_those_of_the_kernel_for_packed_rows_alone(way, corpus, tmp_path):
+PACKED = ("one rank", "breadth first")
+
+
+@pytest.fixture(scope="module")
+def found(corpus, tmp_path_factory):
+    """What each rank of a way trains compiled, and alone: plain, and by the kernel for packed rows alone."""
+    folder = tmp_path_factory.mktemp("ways")
+
+    def work(case, world):
+        way, _, how = case.partition(": ")
+        settings = {name: of for name, of in WAYS[way].items() if name != "ranks"}
+        recipe = recipe_of(corpus, folder / case, compiled=not how, **settings)
+        return trained(recipe, world, choose=only_packed if how == "packed" else None)
+
+    ranks = {way: settings.get("ranks", 1) for way, settings in WAYS.items()}
+    alone = ["one rank: plain", *(f"{way}: packed" for way in PACKED)]
+    return RankBatches(ranks | dict.fromkeys(alone, 1), work)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_is_compiled_after_the_first_step(way, found):
+    for _, counts, kinds in found.of(way):
+        assert kinds == {True, False}, "rows of one document and of several"
+        assert 0 < counts[0] == counts[-1], counts
+
+
+@pytest.mark.parametrize("way", PACKED)
+def test_losses_are_those_of_the_kernel_for_packed_rows_alone(way, found):
     """In float32: the kernels differ by the order of their sums."""
-
-    def both(world):
-        mixed = trained(recipe_of(corpus, tmp_path / "mixed", **WAYS[way]), world)
-        alone = recipe_of(corpus, tmp_path / "alone", compiled=False, **WAYS[way])
-        return mixed[0], trained(alone, world, choose=only_packed)[0]
-
-    ((mixed, alone),) = on_ranks(both, ranks=1)
+    ((mixed, _, _),), ((alone, _, _),) = found.of(way), found.of(f"{way}: packed")
     assert mixed == pytest.approx(alone, rel=1e-5)
 
 
-def test_weights_are_not_touched_before_the_first_step(corpus, tmp_path):
+def test_weights_are_not_touched_before_the_first_step(found):
     """A run that compiles, and so passes over its first batch ahead, takes the steps of one that does not."""
-
-    def both(world):
-        return [
-            trained(recipe_of(corpus, tmp_path / str(compiled), compiled=compiled), world)[0]
-            for compiled in (True, False)
-        ]
-
-    ((compiled, plain),) = on_ranks(both, ranks=1)
+    ((compiled, _, _),), ((plain, _, _),) = found.of("one rank"), found.of("one rank: plain")
     assert compiled == plain

@@ -28,7 +28,7 @@ SHAPE = DecoderConfig(
     vocab_size=32,
     hidden_size=16,
     intermediate_size=24,
-    num_hidden_layers=3,
+    num_hidden_layers=2,
     num_attention_heads=4,
     num_key_value_heads=2,
 )
@@ -58,7 +58,7 @@ def built(world, *, policy="none", compiled=False, tensor=1, dtype=torch.float32
         slice_blocks(model, mesh.state["tensor"])
         slice_vocabulary(model, mesh.state["tensor"])
         finish_with_slices(model, mesh.state["tensor"])
-    recompute(model, plan(RecomputeConfig(policy=policy), kept=[{}] * 3))
+    recompute(model, plan(RecomputeConfig(policy=policy), kept=[{}] * SHAPE.num_hidden_layers))
     compile_blocks(model, CompileConfig(enabled=compiled), backend="aot_eager")
     shard(model, mesh.data, compute_dtype=dtype)
     model.to_empty(device="cpu")
