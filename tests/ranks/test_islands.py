@@ -110,17 +110,26 @@ def test_islands_of_sgd_that_meet_after_every_step_are_plain_data_parallel(corpu
             assert torch.equal(own[name], shown[name]), name
 
 
+@pytest.fixture(scope="module")
+def in_bits(corpus, tmp_path_factory):
+    """What each of two ranks begins with, and what it trains with outer gradients in 32, 8 and 4 bits."""
+    folder = tmp_path_factory.mktemp("bits")
+    recipes = {
+        bits: recipe_of(corpus, folder / str(bits), outer={"every": 4, "bits": bits}) for bits in (32, 8, 4)
+    }
+
+    def work(world):
+        first = whole(dict(open_state(recipes[32], world).model.named_parameters()))
+        return first, {bits: trained(recipe, world) for bits, recipe in recipes.items()}
+
+    return on_ranks(work, ranks=2)
+
+
 @pytest.mark.parametrize(("bits", "worst"), [(8, 0.01), (4, 0.15)])
-def test_outer_gradients_in_few_bits_stay_near_float32(corpus, tmp_path, bits, worst):
+def test_outer_gradients_in_few_bits_stay_near_float32(in_bits, bits, worst):
     """8 bits are wrong by up to 1/254 of a block's largest number, 4 by 1/14, and that twice."""
-    exact = recipe_of(corpus, tmp_path / "exact", outer={"every": 4})
-    coded = recipe_of(corpus, tmp_path / "coded", outer={"every": 4, "bits": bits})
-    start = dataclasses.replace(exact, run=dataclasses.replace(exact.run, dir=str(tmp_path / "start")))
-    ((first,),) = on_ranks(lambda w: (whole(dict(open_state(start, w).model.named_parameters())),), ranks=2)[
-        :1
-    ]
-    (expected, weights, _), _ = on_ranks(lambda world: trained(exact, world), ranks=2)
-    (records, shown, own), (_, same, _) = on_ranks(lambda world: trained(coded, world), ranks=2)
+    (first, one), (_, other) = in_bits
+    (expected, weights, _), (records, shown, own), (_, same, _) = one[32], one[bits], other[bits]
     assert losses_of(records)[:4] == losses_of(expected)[:4], "before the first meeting"
     assert losses_of(records) == pytest.approx(losses_of(expected), abs=worst)
     moved = math.sqrt(sum((weights[n] - first[n]).square().sum().item() for n in weights))

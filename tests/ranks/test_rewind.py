@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 from dataclasses import replace
 
@@ -48,11 +49,10 @@ def recipe_of(corpus, folder, **guard):
     )
 
 
-@pytest.fixture
-def corpus(tmp_path):
-    return write_corpus(
-        tmp_path / "corpus", [[1 + i % 40 for i in range(9 + n)] for n in range(150)], vocab_size=48
-    )
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    documents = [[1 + i % 40 for i in range(9 + n)] for n in range(150)]
+    return write_corpus(tmp_path_factory.mktemp("corpus"), documents, vocab_size=48)
 
 
 def train(recipe, monkeypatch, bad_steps, *, times, killed_at=None):
@@ -91,9 +91,19 @@ def test_a_skipped_step_changes_nothing_and_the_run_goes_on(corpus, tmp_path, mo
     assert result.tokens == 10 * 4 * 16, "of the steps that were taken"
 
 
-def test_an_audit_says_which_samples_have_no_checksum(corpus, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def untroubled(corpus, tmp_path_factory):
+    """A run that ended."""
+    recipe = recipe_of(corpus, tmp_path_factory.mktemp("untroubled"))
+    assert (
+        local_run.run(lambda: int(not run(recipe, StopFlag())), lambda e: (str(e), 1), processes=2).code == 0
+    )
+    return recipe.run.dir
+
+
+def test_an_audit_says_which_samples_have_no_checksum(untroubled, tmp_path):
     """As in logs of another writer; a log with too few is damaged."""
-    assert train(recipe_of(corpus, tmp_path / "run"), monkeypatch, [], times=0).code == 0
+    shutil.copytree(untroubled, tmp_path / "run")
     for path in (tmp_path / "run" / "samples").iterdir():
         records = list(read_records(path))
         for record in records:
@@ -112,9 +122,9 @@ def test_an_audit_says_which_samples_have_no_checksum(corpus, tmp_path, monkeypa
     assert result.samples == 11 * 4
 
 
-def test_an_audit_names_steps_that_were_not_logged_in_one_line(corpus, tmp_path, monkeypatch):
+def test_an_audit_names_steps_that_were_not_logged_in_one_line(untroubled, tmp_path):
     """As when run.log_samples was turned on in the middle."""
-    assert train(recipe_of(corpus, tmp_path / "run"), monkeypatch, [], times=0).code == 0
+    shutil.copytree(untroubled, tmp_path / "run")
     for path in (tmp_path / "run" / "samples").iterdir():
         records = [record for record in read_records(path) if record["step"] not in (1, 2, 3, 4, 5, 6, 9)]
         path.write_text("".join(json.dumps(record) + "\n" for record in records))

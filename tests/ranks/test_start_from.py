@@ -27,7 +27,7 @@ from penstock.train.recipe.config import TrainConfig
 from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state, write_identity
 
-VOCAB, STEPS = 48, 3
+VOCAB, STEPS = 48, 2
 SMALL = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -260,28 +260,28 @@ def test_islands_start_from_the_same_weights(corpus, folders, tmp_path):
 def test_a_killed_run_resumes_on_other_layouts_without_its_start(corpus, folders, tmp_path):
     start = tmp_path / "start"
     shutil.copytree(folders["llama"], start)
-    whole_run = recipe_of(corpus, start, tmp_path / "whole", steps=6)
+    whole_run = recipe_of(corpus, start, tmp_path / "whole", steps=3)
     ((_, _, losses),) = on_ranks(lambda world: trained(whole_run, world), ranks=1)
-    first = recipe_of(corpus, start, tmp_path / "run", steps=6)
+    first = recipe_of(corpus, start, tmp_path / "run", steps=3)
 
     def begin(world):
-        found = trained(first, world, stop_at=2)
+        found = trained(first, world, stop_at=1)
         if world.is_first:
             write_identity(first, open_state(first, world).loader)
         return found
 
     seen = on_ranks(begin, ranks=1)[0][2]
     shutil.rmtree(start)  # a run's own checkpoints are all that it needs
-    second = recipe_of(corpus, start, tmp_path / "run", steps=6, tensor=2)
-    seen += on_ranks(lambda world: trained(second, world, stop_at=4), ranks=4)[0][2]
-    third = recipe_of(corpus, start, tmp_path / "run", steps=6)
+    second = recipe_of(corpus, start, tmp_path / "run", steps=3, tensor=2)
+    seen += on_ranks(lambda world: trained(second, world, stop_at=2), ranks=4)[0][2]
+    third = recipe_of(corpus, start, tmp_path / "run", steps=3)
     seen += on_ranks(lambda world: trained(third, world), ranks=3)[0][2]
     assert seen == pytest.approx(losses, rel=1e-5)
 
 
 def test_a_resume_with_another_start_is_refused_with_both(corpus, folders, tmp_path):
     recipe = recipe_of(corpus, folders["llama"], tmp_path / "run")
-    on_ranks(lambda world: trained(recipe, world, stop_at=2), ranks=1)
+    on_ranks(lambda world: trained(recipe, world, stop_at=1), ranks=1)
     other = tmp_path / "other"
     shutil.copytree(folders["llama"], other)
     path = min(other.glob("*.safetensors"))
@@ -303,10 +303,10 @@ def test_a_resume_with_another_start_is_refused_with_both(corpus, folders, tmp_p
 
 def test_a_copy_of_the_folder_is_the_same_start(corpus, folders, tmp_path):
     recipe = recipe_of(corpus, folders["llama"], tmp_path / "run")
-    on_ranks(lambda world: trained(recipe, world, stop_at=2), ranks=1)
+    on_ranks(lambda world: trained(recipe, world, stop_at=1), ranks=1)
     shutil.copytree(folders["llama"], tmp_path / "copy")
     moved = recipe_of(corpus, tmp_path / "copy", tmp_path / "run")
-    assert len(on_ranks(lambda world: trained(moved, world)[2], ranks=1)[0]) == STEPS - 2
+    assert len(on_ranks(lambda world: trained(moved, world)[2], ranks=1)[0]) == STEPS - 1
 
 
 def test_a_run_starts_from_the_checkpoint_of_another_of_any_layout(corpus, folders, tmp_path):

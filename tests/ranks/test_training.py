@@ -32,10 +32,10 @@ def corpus(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("corpus"), documents, vocab_size=VOCAB)
 
 
-def recipe_of(corpus, folder, **data):
+def recipe_of(corpus, folder, *, steps=20, **data):
     return build_recipe(
         {
-            "run": {"dir": str(folder), "steps": 20},
+            "run": {"dir": str(folder), "steps": steps},
             "model": {
                 "hidden_size": 32,
                 "intermediate_size": 48,
@@ -51,7 +51,7 @@ def recipe_of(corpus, folder, **data):
                 **data,
             },
             "optim": {"learning_rate": 1e-2},
-            "validate": {"every": 20, "samples": 13},
+            "validate": {"every": steps, "samples": 13},
             "compute": "float32",
         }
     )
@@ -112,7 +112,7 @@ def test_bfloat16_compute_stays_near_float32_and_keeps_float32_weights(corpus, t
 
 
 def test_a_recipe_that_recomputes_trains_to_the_same_bits(corpus, tmp_path):
-    plain, again = recipe_of(corpus, tmp_path / "plain"), recipe_of(corpus, tmp_path / "again")
+    plain, again = (recipe_of(corpus, tmp_path / name, steps=4) for name in ("plain", "again"))
     again = dataclasses.replace(again, recompute=RecomputeConfig(policy="every"))
     expected, found = (
         on_ranks(lambda world, recipe=recipe: losses_of(recipe, world), ranks=1)[0]
@@ -126,7 +126,7 @@ def test_a_recipe_that_recomputes_trains_to_the_same_bits(corpus, tmp_path):
 def test_a_recipe_that_compiles_trains_the_same(corpus, tmp_path, monkeypatch):
     """To the bit, as `aot_eager` runs the traced operators one by one."""
     torch.compiler.reset()  # forked ranks know what this process compiled
-    plain, compiled = recipe_of(corpus, tmp_path / "plain"), recipe_of(corpus, tmp_path / "compiled")
+    plain, compiled = (recipe_of(corpus, tmp_path / name, steps=4) for name in ("plain", "compiled"))
     compiled = dataclasses.replace(compiled, compile=CompileConfig(enabled=True))
     monkeypatch.setattr(apply_module, "compile_blocks", partial(compile_blocks, backend="aot_eager"))
     expected, found = (
@@ -147,13 +147,13 @@ def test_resuming_on_the_same_ranks_is_bit_identical(corpus, tmp_path):
     def stop_and_go(world):
         torch.set_num_threads(1)
         records = []
-        for stop_at in (7, 99):
+        for stop_at in (3, 99):
             state = open_state(recipe, world)
             assert state.resumed_numerics == NUMERICS
             records += records_of(state, recipe, world, stop_at=stop_at)
         return [(r["step"], r["loss"], r["grad_norm"]) for r in records if "loss" in r]
 
-    recipe = recipe_of(corpus, tmp_path / "two")
+    recipe = recipe_of(corpus, tmp_path / "two", steps=8)
     again = dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, dir=str(tmp_path / "whole")))
     stopped = on_ranks(stop_and_go, ranks=2)
     whole = on_ranks(lambda world: losses_of(again, world)[0], ranks=2)
