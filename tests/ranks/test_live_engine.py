@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.rank_batches import RankBatches
 
 from penstock.core.errors import UsageError
 from penstock.data.corpus.manifest import load_manifest, save_manifest
@@ -46,7 +47,7 @@ def recipe(tmp_path_factory):
     save_manifest(folder / "text", replace(load_manifest(folder / "text"), tokenizer=tokenizer.fingerprint))
     return build_recipe(
         {
-            "run": {"dir": str(folder / "run"), "steps": 6},
+            "run": {"dir": str(folder / "run"), "steps": 4},
             "model": {
                 "hidden_size": 16,
                 "intermediate_size": 24,
@@ -80,24 +81,36 @@ def answers(recipe, world, *, everywhere=False):
         return None if llm is None else [out.text for out in llm.generate(["the pen", "für"], GREEDY)]
 
 
+EVERYWHERE = "an engine on each rank"
+
+
 @pytest.fixture(scope="module")
-def alone(recipe, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone")
-    (found,) = on_ranks(lambda world: answers(of(recipe, folder), world), ranks=1)
+def answered(recipe, tmp_path_factory):
+    """What the ranks of each layout answer."""
+    folder = tmp_path_factory.mktemp("answered")
+    axes_of = {str(layout): layout[1] for layout in LAYOUTS} | {EVERYWHERE: {}}
+
+    def work(case, world):
+        return answers(of(recipe, folder / case, **axes_of[case]), world, everywhere=case == EVERYWHERE)
+
+    return RankBatches({str(layout): layout[0] for layout in LAYOUTS} | {EVERYWHERE: 2}, work)
+
+
+@pytest.fixture(scope="module")
+def alone(answered):
+    (found,) = answered.of(str((1, {})))
     assert len(found) == 2
     return found
 
 
-@pytest.mark.parametrize(("ranks", "axes"), LAYOUTS, ids=str)
-def test_an_engine_on_the_first_rank_answers_as_that_of_one_process(recipe, alone, tmp_path, ranks, axes):
+@pytest.mark.parametrize(("ranks", "axes"), LAYOUTS[1:], ids=str)
+def test_an_engine_on_the_first_rank_answers_as_that_of_one_process(answered, alone, ranks, axes):
     """Initial weights do not depend on the layout, so neither may the answers."""
-    found = on_ranks(lambda world: answers(of(recipe, tmp_path, **axes), world), ranks=ranks)
-    assert found == [alone, *[None] * (ranks - 1)]
+    assert answered.of(str((ranks, axes))) == [alone, *[None] * (ranks - 1)]
 
 
-def test_every_rank_may_have_an_engine_of_its_own(recipe, alone, tmp_path):
-    found = on_ranks(lambda world: answers(of(recipe, tmp_path), world, everywhere=True), ranks=2)
-    assert found == [alone] * 2
+def test_every_rank_may_have_an_engine_of_its_own(answered, alone):
+    assert answered.of(EVERYWHERE) == [alone] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -121,8 +134,8 @@ def test_what_is_gathered_is_the_weights_bit_for_bit(recipe, tmp_path, dtype):
 
 @pytest.mark.parametrize(("ranks", "axes"), [(1, {}), (2, {}), (2, {"pipeline": 2})], ids=str)
 def test_losses_with_and_without_an_engine_in_between_are_equal(recipe, tmp_path, ranks, axes, monkeypatch):
-    def losses(world, *, folder, asks):
-        config = of(recipe, folder, **axes)
+    def losses(world, *, asks):
+        config = of(recipe, tmp_path / str(asks), **axes)
         state = open_state(config, world)
         if world.is_first:
             write_identity(config, state.loader)
@@ -136,13 +149,14 @@ def test_losses_with_and_without_an_engine_in_between_are_equal(recipe, tmp_path
                         llm.generate(["the pen", "für"], GREEDY)
                 return step(*given, **named)
 
-            monkeypatch.setattr(loop, "train_step", and_ask)
+            monkeypatch.setattr(loop, "train_step", and_ask)  # of this process, and the last run in it
         return [(r["loss"], r["grad_norm"]) for r in records_of(state, config, world) if "loss" in r]
 
-    without = on_ranks(lambda world: losses(world, folder=tmp_path / "a", asks=False), ranks=ranks)
-    with_engine = on_ranks(lambda world: losses(world, folder=tmp_path / "b", asks=True), ranks=ranks)
-    assert len(without[0]) == 6
-    assert with_engine == without
+    for without, with_engine in on_ranks(
+        lambda world: [losses(world, asks=asks) for asks in (False, True)], ranks=ranks
+    ):
+        assert len(without) == 4
+        assert with_engine == without
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +177,7 @@ def tuned(recipe, base, folder, tune, **axes):
     data = {"corpora": {"text": {"path": recipe.data.corpora["text"].path}}, "sequence_length": 24}
     return build_recipe(
         {
-            "run": {"dir": str(folder), "steps": 4, "start_from": str(base)},
+            "run": {"dir": str(folder), "steps": 3, "start_from": str(base)},
             "tune": {"rank": 4, **tune},
             "data": {**data, "global_batch_size": 4, "micro_batch_size": 1},
             "optim": {"learning_rate": 1e-4 if "base" in tune else 0.05},  # steps of int8 products part soon
@@ -194,38 +208,49 @@ def logprobs(config, world, *, of_training=False):
     return found, logits[torch.arange(len(ASKED) - 1), torch.tensor(ASKED[1:])].tolist()
 
 
-@pytest.mark.parametrize(
-    ("tune", "tolerance"),
-    [
-        ({"method": "lora"}, 1e-4),
-        ({"method": "dora", "layers": ["query", "down"]}, 1e-4),
-        ({"method": "full"}, 1e-4),
-        ({"method": "lora", "base": "int8"}, 0.1),  # training rounds the activations too
-    ],
-    ids=str,
-)
-def test_adapters_are_part_of_the_engine(recipe, base, tmp_path, tune, tolerance):
-    config = tuned(recipe, base, tmp_path, tune)
-    ((engine, training),) = on_ranks(lambda world: logprobs(config, world, of_training=True), ranks=1)
+DORA = {"method": "dora"}
+INT8 = {"method": "lora", "base": "int8"}
+TUNED = [
+    ({"method": "lora"}, 1e-4),
+    ({"method": "dora", "layers": ["query", "down"]}, 1e-4),
+    ({"method": "full"}, 1e-4),
+    (INT8, 0.1),  # training rounds the activations too
+]
+LAYOUTS_TUNED = [
+    (DORA, {}, 1e-3),
+    (DORA, {"tensor": 2}, 1e-3),
+    (DORA, {"pipeline": 2}, 1e-3),
+    (INT8, {}, 0.05),
+    (INT8, {"pipeline": 2}, 0.05),
+]
+
+
+@pytest.fixture(scope="module")
+def asked(recipe, base, tmp_path_factory):
+    """What `logprobs` returns on each rank: of one rank by what it tunes, of two by that and their axes."""
+    folder = tmp_path_factory.mktemp("asked")
+    cases = {str(tune): (1, tune, {}) for tune in (*(tune for tune, _ in TUNED), DORA)}
+    cases |= {str((tune, axes)): (2, tune, axes) for tune, axes, _ in LAYOUTS_TUNED}
+
+    def work(case, world):
+        ranks, tune, axes = cases[case]
+        config = tuned(recipe, base, folder / str([*cases].index(case)), tune, **axes)
+        return logprobs(config, world, of_training=ranks == 1)
+
+    return RankBatches({case: ranks for case, (ranks, *_) in cases.items()}, work)
+
+
+@pytest.mark.parametrize(("tune", "tolerance"), TUNED, ids=str)
+def test_adapters_are_part_of_the_engine(asked, tune, tolerance):
+    ((engine, training),) = asked.of(str(tune))
     assert engine == pytest.approx(training, abs=tolerance)
     assert len(engine) == len(ASKED) - 1
 
 
-@pytest.mark.parametrize(
-    ("tune", "axes", "tolerance"),
-    [
-        ({"method": "dora"}, {}, 1e-3),
-        ({"method": "dora"}, {"tensor": 2}, 1e-3),
-        ({"method": "dora"}, {"pipeline": 2}, 1e-3),
-        ({"method": "lora", "base": "int8"}, {}, 0.05),
-        ({"method": "lora", "base": "int8"}, {"pipeline": 2}, 0.05),
-    ],
-    ids=str,
-)
-def test_adapters_of_any_layout_make_one_engine(recipe, base, tmp_path, axes, tune, tolerance):
-    (alone,) = on_ranks(lambda world: logprobs(tuned(recipe, base, tmp_path / "a", tune), world), ranks=1)
-    config = tuned(recipe, base, tmp_path / "b", tune, **axes)
-    first, *_ = on_ranks(lambda world: logprobs(config, world), ranks=2)
+@pytest.mark.parametrize(("tune", "axes", "tolerance"), LAYOUTS_TUNED, ids=str)
+def test_adapters_of_any_layout_make_one_engine(asked, axes, tune, tolerance):
+    ((alone, _),) = asked.of(str(tune))
+    first, _ = asked.of(str((tune, axes)))
     assert first == pytest.approx(alone, abs=tolerance)
 
 
@@ -249,7 +274,7 @@ def test_a_failure_in_the_block_is_raised_on_every_rank_and_training_may_go_on(r
 
     for said, records in on_ranks(fails, ranks=2):
         assert said == ["The prompt is not one."]
-        assert records >= 6
+        assert records >= 4
 
 
 @pytest.mark.parametrize("moves_on", [True, False])
