@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from tests.rank_batches import RankBatches
 from tests.tiny_models import CONFIGS, save_tiny_model
 from tests.unit.engine.model_runner.test_whole_steps import BLOCK_SIZE, STEPS, a_batch, in_groups
 
@@ -88,12 +89,28 @@ def compare(world, *, folder, weights, slot_bytes=board_module.SLOT_BYTES):
     return found
 
 
-@pytest.mark.parametrize(("family", "ranks"), [*((family, 2) for family in CONFIGS), ("llama", 4)])
-def test_ranks_compute_in_one_call_what_they_do_block_by_block(family, ranks, tmp_path):
-    save_of_neurons(64, family, tmp_path)
-    weights = ("float32", "int8") if ranks == 4 else ("float32", "bfloat16", "int8", "int4")
-    found = on_ranks(partial(compare, folder=tmp_path, weights=weights), ranks=ranks)
-    assert found == [[(True, True)] * len(weights)] * ranks
+OF_FOUR = "llama on four ranks"
+
+
+@pytest.fixture(scope="module")
+def batches(tmp_path_factory):
+    """What `compare` returns on two ranks, by family, and on four."""
+    where = tmp_path_factory.mktemp("models")
+    for family in CONFIGS:
+        save_of_neurons(64, family, where / family)
+    save_of_neurons(64, "llama", where / OF_FOUR)
+
+    def work(case, world):
+        weights = ("float32", "int8") if case == OF_FOUR else ("float32", "bfloat16", "int8", "int4")
+        return compare(world, folder=where / case, weights=weights)
+
+    return RankBatches(dict.fromkeys(CONFIGS, 2) | {OF_FOUR: 4}, work)
+
+
+@pytest.mark.parametrize("case", [*CONFIGS, OF_FOUR])
+def test_ranks_compute_in_one_call_what_they_do_block_by_block(batches, case):
+    for found in batches.of(case):
+        assert found == [(True, True)] * (2 if case == OF_FOUR else 4)
 
 
 def test_logits_that_the_board_has_no_room_for_come_piece_by_piece(tmp_path):

@@ -1,10 +1,9 @@
 """Ranks that share every layer of a decoder compute what one rank computes."""
 
-from functools import partial
-
 import pytest
 import torch
 import torch.distributed as dist
+from tests.rank_batches import RankBatches
 from tests.tiny_models import CONFIGS, save_tiny_model
 
 from penstock.checkpoint.hf import load_pretrained
@@ -14,13 +13,12 @@ from penstock.engine.model_runner.collectives import RankGroup
 from penstock.engine.model_runner.tensor_parallel import GatheredLogits, join_ranks
 from penstock.models.decoder.tensor_slices import TensorParallelRank, check_ranks
 from penstock.nn.softcap import capped
-from penstock.testing.ranks import on_ranks
 
 IDS = torch.tensor([[3, 1, 200, 105, 44, 9, 210, 0, 17, 106, 23, 69]])
 
 
 @torch.inference_mode()
-def compute(world, *, folder, meeting):
+def compute(folder, meeting, world):
     """Return the logits, on the first rank, and the parameters that this rank has."""
     place = TensorParallelRank(world.ranks.rank, world.ranks.world_size)
     group = RankGroup(place, world.device)
@@ -36,14 +34,32 @@ def compute(world, *, folder, meeting):
     return logits, hidden, size
 
 
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A tiny model of each family."""
+    where = tmp_path_factory.mktemp("models")
+    for family in CONFIGS:
+        save_tiny_model(family, where / family)
+    return where
+
+
+@pytest.fixture(scope="module")
+def batches(folders):
+    """What each rank computes, by family and number of ranks."""
+    cases = {f"{family}, {ranks}": (family, ranks) for family in CONFIGS for ranks in (2, 4)}
+    return RankBatches(
+        {case: ranks for case, (_, ranks) in cases.items()},
+        lambda case, world: compute(folders / cases[case][0], folders / f"meeting, {case}", world),
+    )
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("family", CONFIGS)
-def test_ranks_together_compute_what_one_does(family, ranks, tmp_path):
-    save_tiny_model(family, tmp_path / "model")
-    model = load_pretrained(tmp_path / "model")
+def test_ranks_together_compute_what_one_does(batches, folders, family, ranks):
+    model = load_pretrained(folders / family)
     with torch.inference_mode():
         expected = model(IDS)[0]
-    found = on_ranks(partial(compute, folder=tmp_path / "model", meeting=tmp_path / "meeting"), ranks=ranks)
+    found = batches.of(f"{family}, {ranks}")
     torch.testing.assert_close(found[0][0], expected, rtol=1e-4, atol=1e-4)
     assert all(logits.shape == (IDS.shape[1], 0) for logits, *_ in found[1:])
     assert all(torch.equal(hidden, found[0][1]) for _, hidden, _ in found)

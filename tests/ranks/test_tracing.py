@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from tests.rank_batches import RankBatches
 
 from penstock.obs.meter import PHASES, Phases, StepMeter
 from penstock.parallel.flight_recorder import TrafficMeter
@@ -19,11 +20,10 @@ from penstock.train.recipe.config import MeasureConfig
 from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 
-STEPS = 5
 _OF_SUMS = 250  # bytes of the step's own counts, losses and norms
 
 
-def recipe_of(folder, *, model=None, rows=None, **sections):
+def recipe_of(folder, *, model=None, rows=None, steps=3, **sections):
     generator = torch.Generator().manual_seed(0)
     documents = [torch.randint(1, 64, (30,), generator=generator).tolist() for _ in range(60)]
     corpus = write_corpus(folder / "corpus", documents, vocab_size=64)
@@ -35,7 +35,7 @@ def recipe_of(folder, *, model=None, rows=None, **sections):
     data = {"corpora": {"c": {"path": str(corpus)}}, "sequence_length": 16, "global_batch_size": 4}
     return build_recipe(
         {
-            "run": {"dir": str(folder / "run"), "steps": STEPS},
+            "run": {"dir": str(folder / "run"), "steps": steps},
             "model": shape | (model or {}),
             "data": data | {"micro_batch_size": rows},
             "compute": "float32",
@@ -68,13 +68,54 @@ def trained(recipe, folder, config, world):
     return records, sum(sizes.values()), in_blocks
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize(("shard", "replicate"), [(4, 1), (2, 2), (1, 2)])
-def test_the_bytes_of_a_step_are_those_of_its_gathers_and_reductions(tmp_path, shard, replicate, overlap):
-    parallel = {"shard": shard, "replicate": replicate}
-    recipe = recipe_of(tmp_path, parallel=parallel, ethernet={"overlap": overlap})
-    found = on_ranks(partial(trained, recipe, tmp_path, MeasureConfig()), ranks=shard * replicate)
-    for records, whole, in_blocks in found:
+OF_SHARDS = [(*axes, overlap) for axes in ((4, 1), (2, 2), (1, 2)) for overlap in (True, False)]
+"""Shards, copies, and whether what they send overlaps the computation."""
+FOUR_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8}
+BLOCKING = [{}, {"shard": 1, "replicate": 2}, {"tensor": 2}, {"context": 2}, {"pipeline": 2}]
+CASES = {
+    **{
+        f"{(shard, replicate, overlap)}": (
+            shard * replicate,
+            {"parallel": {"shard": shard, "replicate": replicate}, "ethernet": {"overlap": overlap}},
+        )
+        for shard, replicate, overlap in OF_SHARDS
+    },
+    "rows": (2, {"parallel": {"context": 2}}),
+    "heads": (4, {"parallel": {"tensor": 4}, "model": FOUR_HEADS}),
+    "shared heads": (4, {"parallel": {"tensor": 4}, "model": FOUR_HEADS | {"num_key_value_heads": 2}}),
+    **{
+        f"stages, {tied}": (
+            2,
+            {
+                "model": {"num_hidden_layers": 2, "tie_word_embeddings": tied},
+                "rows": 1,
+                "parallel": {"pipeline": 2},
+            },
+        )
+        for tied in (False, True)
+    },
+    **{
+        f"blocking, {parallel}": (2, {"model": {"num_hidden_layers": 2}, "rows": 2, "parallel": parallel})
+        for parallel in BLOCKING
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def batches(tmp_path_factory):
+    """What `trained` returns on each rank of a case."""
+    where = tmp_path_factory.mktemp("cases")
+    recipes = {
+        name: recipe_of(where / str(number), **sections)
+        for number, (name, (_, sections)) in enumerate(CASES.items())
+    }
+    ranks = {name: case[0] for name, case in CASES.items()}
+    return RankBatches(ranks, lambda name, world: trained(recipes[name], where, MeasureConfig(), world))
+
+
+@pytest.mark.parametrize(("shard", "replicate", "overlap"), OF_SHARDS)
+def test_the_bytes_of_a_step_are_those_of_its_gathers_and_reductions(batches, shard, replicate, overlap):
+    for records, whole, in_blocks in batches.of(f"{(shard, replicate, overlap)}"):
         (event,) = (record for record in records if record.get("event") == "traffic")
         assert event["step"] == 2
         sent = event["sent_bytes"]
@@ -87,23 +128,16 @@ def test_the_bytes_of_a_step_are_those_of_its_gathers_and_reductions(tmp_path, s
         assert sent.get("all", 0) <= _OF_SUMS
 
 
-def test_what_ranks_that_share_rows_send_each_other_counts_for_their_axis(tmp_path):
-    recipe = recipe_of(tmp_path, parallel={"context": 2})
-    found = on_ranks(partial(trained, recipe, tmp_path, MeasureConfig()), ranks=2)
-    for records, *_ in found:
+def test_what_ranks_that_share_rows_send_each_other_counts_for_their_axis(batches):
+    for records, *_ in batches.of("rows"):
         (sent,) = (record["sent_bytes"] for record in records if record.get("event") == "traffic")
         keys_and_values = 4 * 2 * 8 * 4 * 16  # float32, both of one head, for the tokens of the step
         assert sent["context"] >= 2 * keys_and_values // 2, "half of them, there and back"
         assert sent.get("all", 0) <= _OF_SUMS
 
 
-def test_what_ranks_that_share_a_head_send_each_other_counts_for_the_axis_that_they_are_on(tmp_path):
-    model = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-    recipe = recipe_of(tmp_path, parallel={"tensor": 4}, model=model)
-    found = on_ranks(partial(trained, recipe, tmp_path, MeasureConfig()), ranks=4)
-    recipe = recipe_of(tmp_path / "whole", parallel={"tensor": 4}, model=model | {"num_key_value_heads": 4})
-    whole = on_ranks(partial(trained, recipe, tmp_path, MeasureConfig()), ranks=4)
-    for (records, *_), (without, *_) in zip(found, whole, strict=True):
+def test_what_ranks_that_share_a_head_send_each_other_counts_for_the_axis_that_they_are_on(batches):
+    for (records, *_), (without, *_) in zip(batches.of("shared heads"), batches.of("heads"), strict=True):
         sent, before = (
             next(record["sent_bytes"] for record in run if record.get("event") == "traffic")
             for run in (records, without)
@@ -115,27 +149,21 @@ def test_what_ranks_that_share_a_head_send_each_other_counts_for_the_axis_that_t
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_what_stages_send_each_other_counts_for_the_pipeline(tmp_path, tied):
-    model = {"num_hidden_layers": 2, "tie_word_embeddings": tied}
-    recipe = recipe_of(tmp_path, model=model, rows=1, parallel={"pipeline": 2})
-    for records, *_ in on_ranks(partial(trained, recipe, tmp_path, MeasureConfig()), ranks=2):
+def test_what_stages_send_each_other_counts_for_the_pipeline(batches, tied):
+    for records, *_ in batches.of(f"stages, {tied}"):
         (sent,) = (record["sent_bytes"] for record in records if record.get("event") == "traffic")
         hidden, matrix = 4 * 16 * 16 * 4, 4 * 64 * 16  # float32, of the tokens of the step, of the vocabulary
         expected = hidden + (matrix if tied else 0)  # one rank sends them, the other their gradients
         assert expected <= sent["pipeline"] <= expected + _OF_SUMS
 
 
-BLOCKING = [{}, {"shard": 1, "replicate": 2}, {"tensor": 2}, {"context": 2}, {"pipeline": 2}]
-
-
 @pytest.mark.parametrize("parallel", BLOCKING, ids=str)
-def test_time_blocked_on_the_others_is_communication(tmp_path, parallel):
-    recipe = recipe_of(tmp_path, model={"num_hidden_layers": 2}, rows=2, parallel=parallel)
-    (records, *_), _ = on_ranks(partial(trained, recipe, tmp_path, MeasureConfig()), ranks=2)
+def test_time_blocked_on_the_others_is_communication(batches, parallel):
+    (records, *_), _ = batches.of(f"blocking, {parallel}")
     (blocked_s,) = (record["blocked_s"] for record in records if "blocked_s" in record)
     assert blocked_s > 0, "the step's own sums are not in it"
     steps = [record for record in records if "loss" in record]
-    assert len(steps) == STEPS
+    assert len(steps) == 3
     for step in steps:
         shares = [step[f"{phase}_share"] for phase in PHASES]
         assert all(0 <= share <= 1 for share in shares)
@@ -148,7 +176,7 @@ def test_time_blocked_on_the_others_is_communication(tmp_path, parallel):
 def events(tmp_path_factory):
     """Events by the name of their file, of a run whose last window outlasts it."""
     folder = tmp_path_factory.mktemp("traced")
-    recipe = recipe_of(folder)
+    recipe = recipe_of(folder, steps=5)
     config = MeasureConfig(trace_steps="2:4", memory_steps="5:9")
     on_ranks(partial(trained, recipe, folder, config), ranks=2)
     return {
