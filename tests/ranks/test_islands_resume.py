@@ -25,17 +25,22 @@ def corpus(tmp_path_factory):
 STREAMING = {"every": 6, "fragments": 2, "overlap": 3, "mixing": 0.5, "bits": 8}
 
 
+@pytest.fixture(scope="module")
+def unstopped(corpus, tmp_path_factory):
+    """What each of two ranks trains without a stop."""
+    recipe = recipe_of(corpus, tmp_path_factory.mktemp("whole"), outer=STREAMING)
+    return on_ranks(lambda world: trained(recipe, world), ranks=2)
+
+
 @pytest.mark.parametrize("stop_at", [4, 7, 8], ids=["in flight", "in flight again", "turned"])
-def test_a_run_stopped_between_two_meetings_resumes_to_the_same_bits(corpus, tmp_path, stop_at):
-    whole_run = recipe_of(corpus, tmp_path / "whole", outer=STREAMING)
-    cut = recipe_of(corpus, tmp_path / "cut", outer=STREAMING)
-    begun = on_ranks(lambda world: (trained(whole_run, world), trained(cut, world, stop_at=stop_at)), ranks=2)
-    expected, first = zip(*begun, strict=True)
+def test_a_run_stopped_between_two_meetings_resumes_to_the_same_bits(corpus, tmp_path, unstopped, stop_at):
+    cut = recipe_of(corpus, tmp_path, outer=STREAMING)
+    first = on_ranks(lambda world: trained(cut, world, stop_at=stop_at), ranks=2)
     rest = on_ranks(lambda world: trained(cut, world), ranks=2)
     assert any(not torch.equal(first[0][2][name], first[1][2][name]) for name in first[0][2]), (
         "islands differ"
     )
-    for (records, shown, _), (before, _, _), (after, found, _) in zip(expected, first, rest, strict=True):
+    for (records, shown, _), (before, _, _), (after, found, _) in zip(unstopped, first, rest, strict=True):
         assert losses_of(before) + losses_of(after) == losses_of(records)
         assert all(torch.equal(found[name], shown[name]) for name in shown)
 
@@ -128,11 +133,9 @@ def test_islands_keep_weights_in_bfloat16(corpus, tmp_path, weights):
     sections = {"outer": {"every": 4}, "precision": {"weights": weights}}
     at_once = recipe_of(corpus, tmp_path / "whole", **sections)
     cut = recipe_of(corpus, tmp_path / "cut", **sections)
-    expected = on_ranks(lambda world: trained(at_once, world), ranks=2)
-    on_ranks(lambda world: trained(cut, world, stop_at=6), ranks=2)
-    for (records, shown, own), (rest, found, _) in zip(
-        expected, on_ranks(lambda world: trained(cut, world), ranks=2), strict=True
-    ):
+    begun = on_ranks(lambda world: (trained(at_once, world), trained(cut, world, stop_at=6)), ranks=2)
+    resumed = on_ranks(lambda world: trained(cut, world), ranks=2)
+    for ((records, shown, own), _), (rest, found, _) in zip(begun, resumed, strict=True):
         assert losses_of(rest) == losses_of(records)[6:]
         assert all(torch.equal(found[name], shown[name]) for name in shown)
         assert {weight.dtype for weight in own.values()} == {torch.bfloat16}
