@@ -47,7 +47,29 @@ _IMPORTED = (
     "evaluation.evaluate",
     "checkpoint.hf",
     "checkpoint.peft",
+    "checkpoint.local_storage",
+    "data.torch_dataset",
+    "parallel.ethernet.compressed_all_reduce",
+    "parallel.ethernet.quantized_gather",
+    "parallel.ethernet.scheduler",
+    "parallel.sharding.fsdp_waits",
+    "parallel.tensor",
+    "parallel.vocab_parallel",
+    "train.inspect.audit",
+    "train.islands.checkpoint",
+    "train.islands.outer_optimizer",
+    "train.live_engine",
+    "train.samples",
 )
+_LIBRARIES = (
+    "numpy.ma",
+    "rich._emoji_codes",
+    "safetensors",
+    "tokenizers",
+    "torch._dynamo",
+    "torch.utils._device",
+)
+"""What commands import late: a command of several ranks would take 1 CPU-second for torch's dynamo."""
 _READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_")
 """How the names of variables begin that an interpreter reads as it starts."""
 
@@ -185,6 +207,8 @@ def _import_all() -> None:
         import_module(_module_of(verb))
     for name in _IMPORTED:
         import_module(f"penstock.{name}")
+    for name in _LIBRARIES:
+        import_module(name)
     gc.collect()
     gc.freeze()  # else a collection in a child would copy the parent's memory
 
