@@ -30,11 +30,12 @@ def readme_corpus(tmp_path_factory):
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 RUN = """
-import os, runpy, sys
-import torch
+import gc, os, runpy, sys
+import accelerate, scipy.optimize, torch._dynamo
 from penstock import LLM
 from penstock.data import Loader
 
+gc.freeze()
 corpus, folder, *paths = sys.argv[1:]
 for path in paths:
     if not (child := os.fork()):
