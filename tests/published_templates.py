@@ -4,9 +4,8 @@
 """
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
-
-import trl
 
 CHATML = """\
 {%- for message in messages %}
@@ -130,7 +129,7 @@ COHERE_TOKENS = tuple(
 )
 """Special tokens of Cohere's templates that a conversation without tools has."""
 
-OF_TRL = Path(trl.__file__).parent / "chat_templates"
+OF_TRL = Path(find_spec("trl").origin).parent / "chat_templates"
 
 
 def tagged(name: str) -> str:

@@ -9,13 +9,11 @@ import json
 import huggingface_hub
 import pytest
 import torch
-from datasets import load_dataset
 from peft import LoraConfig
 from tests.peft_loop import PROJECTIONS, folder_of, peft_names
 from tests.published_templates import CHATML
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
-from trl import SFTConfig, SFTTrainer
 
 from penstock.checkpoint.tensors import held
 from penstock.cli.main import main
@@ -127,6 +125,9 @@ def ours(recipe, world):
 
 def theirs(recipe, places, first, folder):
     """Return the same of TRL, from the same first values: a step of SGD at the rate of 1."""
+    from datasets import load_dataset  # dear: here only the worker that runs this file imports them
+    from trl import SFTConfig, SFTTrainer
+
     base, chats, _ = places
     adapter = recipe.adapter
     options = SFTConfig(

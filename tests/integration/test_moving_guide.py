@@ -9,7 +9,6 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 from peft import LoraConfig
-from trl import SFTConfig
 
 from penstock.train.planning.devices import plan_recipe
 from penstock.train.recipe.config import TrainConfig
@@ -62,6 +61,8 @@ def test_every_key_of_the_recipe_of_axolotl_has_a_row() -> None:
 
 
 def test_every_argument_of_the_script_is_one_of_trl_and_has_a_row() -> None:
+    from trl import SFTConfig  # dear: here only the worker that runs this file imports it
+
     calls = [node for node in ast.walk(ast.parse(block("python"))) if isinstance(node, ast.Call)]
     named = {
         node.func.id: {word.arg for word in node.keywords}

@@ -7,12 +7,9 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig as HuggingFaceConfig
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
-from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
-from trl.experimental.cpo import CPOConfig, CPOTrainer
 
 from penstock.engine.model_runner.open import open_model
 from penstock.train.step import loss_sum, micro_batches
@@ -76,6 +73,10 @@ def network(seed):
 
 def trl(kind, folder):
     """Return TRL's loss, its gradients and its metrics, with the policy of seed 0 and the reference of 1."""
+    from datasets import Dataset  # dear: here only the worker that runs this file imports them
+    from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
+    from trl.experimental.cpo import CPOConfig, CPOTrainer
+
     policy, reference = network(0), network(1)
     extra = {"processing_class": tokenizer()}
     if kind == "kto":

@@ -1,10 +1,9 @@
 """Every log call of the source: a sentence whose values are named, the same names as its keys."""
 
 import ast
+from functools import cache
 from pathlib import Path
 from string import Formatter
-
-import pytest
 
 import penstock
 
@@ -31,31 +30,33 @@ def is_event(func):
     return isinstance(func, ast.Name) and func.id == "Event"
 
 
-TREES = {
-    str(path.relative_to(ROOT)): ast.parse(text)
-    for path in sorted(ROOT.rglob("*.py"))
-    if "logging.getLogger" in (text := path.read_text()) or "core.log import" in text
-}
-EVENTS = [(name, node) for name, tree in TREES.items() for node in calls(tree, is_event)]
+@cache
+def trees():
+    """Return the syntax tree of each file that logs."""
+    return {
+        str(path.relative_to(ROOT)): ast.parse(text)
+        for path in sorted(ROOT.rglob("*.py"))
+        if "logging.getLogger" in (text := path.read_text()) or "core.log import" in text
+    }
 
 
-def test_log_calls_are_found():
-    assert len(EVENTS) > 100
-
-
-@pytest.mark.parametrize(("file", "call"), EVENTS, ids=lambda value: value if isinstance(value, str) else "")
-def test_the_keys_of_an_event_are_those_of_its_sentence(file, call):
-    name, sentence = (ast.literal_eval(argument) for argument in call.args)
-    assert name.replace("_", "").isalpha(), file
-    named = {field.partition(".")[0] for _, field, _, _ in Formatter().parse(sentence) if field}
-    keys = {keyword.arg for keyword in call.keywords}
-    assert named == keys, (file, call.lineno)
-    assert not keys & RESERVED, (file, call.lineno)
+def test_the_keys_of_an_event_are_those_of_its_sentence():
+    events = [
+        (f"{file}:{node.lineno}", node) for file, tree in trees().items() for node in calls(tree, is_event)
+    ]
+    assert len(events) > 100
+    for where, call in events:
+        name, sentence = (ast.literal_eval(argument) for argument in call.args)
+        assert name.replace("_", "").isalpha(), where
+        named = {field.partition(".")[0] for _, field, _, _ in Formatter().parse(sentence) if field}
+        keys = {keyword.arg for keyword in call.keywords}
+        assert named == keys, where
+        assert not keys & RESERVED, where
 
 
 def test_no_value_is_formatted_into_a_message_without_its_name():
     found = []
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         for call in calls(tree, is_log):
             message, *others = call.args
             is_built = isinstance(message, (ast.JoinedStr, ast.BinOp))

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 from tools import reference
@@ -8,7 +9,7 @@ from penstock.cli.main import VERBS
 from penstock.core import config
 from penstock.train.resolve.load import build_recipe
 
-PAGES = reference.pages()
+pages = cache(reference.pages)
 
 
 def keys_of(values, *, above=""):
@@ -18,16 +19,16 @@ def keys_of(values, *, above=""):
 
 def test_every_command_and_option_is_on_its_page():
     for verb, parser in reference.parsers().items():
-        page = PAGES[f"reference/commands/{verb}.md"]
+        page = pages()[f"reference/commands/{verb}.md"]
         for option in (name for action in parser._actions for name in action.option_strings):
             assert option in ("-h", "--help") or f"`{option}`" in page, (verb, option)
-    assert {name for name in PAGES if "/commands/" in name} == {
+    assert {name for name in pages() if "/commands/" in name} == {
         f"reference/commands/{name}.md" for name in [*VERBS, "index"]
     }
 
 
 def test_every_key_of_a_recipe_is_on_the_page():
-    page = PAGES["reference/recipe.md"]
+    page = pages()["reference/recipe.md"]
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     corpora = {"NAME": {"path": "synthetic:tokens=1000"}}
     data = {"corpora": corpora, "sequence_length": 8, "global_batch_size": 1}
@@ -42,7 +43,7 @@ def test_every_key_of_a_recipe_is_on_the_page():
 
 @pytest.mark.parametrize("name", ["LLM", "EngineConfig", "Params", "Sampling"])
 def test_public_names_are_imported_from_where_users_do(name):
-    assert f"`from penstock import {name}`" in PAGES["reference/python-engine.md"]
+    assert f"`from penstock import {name}`" in pages()["reference/python-engine.md"]
 
 
 def test_a_page_out_of_date_is_named(monkeypatch, tmp_path, capsys):
