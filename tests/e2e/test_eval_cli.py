@@ -12,10 +12,11 @@ from transformers import AutoModelForCausalLM
 from penstock.cli.main import main
 from penstock.cli.streams import explain
 from penstock.core.signals import StopFlag
+from penstock.evaluation.options import EvalRequest
 from penstock.launch.local import run as run_processes
 from penstock.obs.sinks.jsonl import read_records
 from penstock.testing.corpora import write_corpus
-from penstock.train.inspect.offline_eval import EvalRequest, rows_of
+from penstock.train.inspect.offline_eval import rows_of
 from penstock.train.resolve.load import load_recipe
 from penstock.train.run import run as train
 from tests.tiny_models import save_talker

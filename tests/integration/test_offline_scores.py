@@ -7,10 +7,10 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from penstock.core.errors import CorpusError, UsageError
 from penstock.data.types import IGNORED_LABEL
+from penstock.evaluation.options import EvalRequest
 from penstock.testing.corpora import write_corpus
 from penstock.text.tokenizer import Tokenizer, train_tokenizer
 from penstock.train.inspect.offline_eval import (
-    EvalRequest,
     is_of_another_tokenizer,
     open_for_scoring,
     rows_of,

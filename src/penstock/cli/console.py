@@ -18,10 +18,13 @@ import argparse
 import math
 import os
 import sys
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit
 
+from penstock.cli.options import add_fields, fields_of
 from penstock.core.errors import UsageError
 from penstock.core.listen import is_loopback, open_socket
 from penstock.storage.address import is_remote
@@ -29,29 +32,48 @@ from penstock.storage.address import is_remote
 _PACKAGES = ("fastapi", "uvicorn")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsoleOptions:
+    """Options of the console."""
+
+    host: Annotated[str, "HOST"] = "127.0.0.1"
+    """Address to listen at."""
+    name: Annotated[str, "HOST"] = ""
+    """Host name of a proxy with TLS in front, which passes the Host header on."""
+    port: int = 8400
+    """Port to listen at; 0: a free one."""
+    price: Annotated[float | None, "P"] = None
+    """Price of a device for an hour. None: the recipe's."""
+    control: bool = False
+    """Allow requests to running jobs."""
+    key_file: Annotated[Path | None, "FILE"] = None
+    """One `name key` a line; browsers ask for a key."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= (self.price or 0.0) < math.inf:
+            raise UsageError(
+                "--price must be 0 or more", got=self.price, fix="Give the price of a device-hour."
+            )
+        if self.name and not _is_host_name(self.name):
+            raise UsageError(
+                "--name is a host name, without scheme and port",
+                got=self.name,
+                fix="Give the name of the proxy, such as runs.example.com.",
+            )
+        if self.key_file is None and (self.name or not is_loopback(self.host)):
+            option = f"--name {self.name}" if self.name else f"--host {self.host}"
+            raise UsageError(
+                f"{option} opens the console to other machines, and there is no key",
+                fix="Give --key-file FILE; or leave the option out and use `ssh -L`.",
+            )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add = parser.add_argument
-    add("runs", nargs="*", metavar="RUNS", help="runs, folders of runs, or their addresses; default: runs/")
-    add("--host", default="127.0.0.1", help="address to listen at; default: %(default)s")
-    add("--name", default="", metavar="HOST",
-        help="host name of a proxy with TLS in front, which passes the Host header on")  # fmt: skip
-    add(
-        "--port",
-        type=int,
-        default=8400,
-        metavar="N",
-        help="port to listen at; 0: a free one; default: %(default)s",
+    parser.add_argument(
+        "runs", nargs="*", metavar="RUNS", help="runs, folders of runs, or their addresses; default: runs/"
     )
-    add(
-        "--price",
-        type=float,
-        default=0.0,
-        metavar="P",
-        help="price of a device for an hour; default: the recipe's",
-    )
-    add("--control", action="store_true", help="allow requests to running jobs")
-    add("--key-file", type=Path, metavar="FILE", help="one `name key` a line; browsers ask for a key")
+    add_fields(parser, ConsoleOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -61,22 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"The console needs packages that are not installed: {', '.join(missing)}",
             fix="Install them with `pip install 'penstock[serve]'`.",
         )
-    if not 0 <= arguments.price < math.inf:
-        raise UsageError(
-            "--price must be 0 or more", got=arguments.price, fix="Give the price of a device-hour."
-        )
-    if arguments.name and not _is_host_name(arguments.name):
-        raise UsageError(
-            "--name is a host name, without scheme and port",
-            got=arguments.name,
-            fix="Give the name of the proxy, such as runs.example.com.",
-        )
-    if arguments.key_file is None and (arguments.name or not is_loopback(arguments.host)):
-        option = f"--name {arguments.name}" if arguments.name else f"--host {arguments.host}"
-        raise UsageError(
-            f"{option} opens the console to other machines, and there is no key",
-            fix="Give --key-file FILE; or leave the option out and use `ssh -L`.",
-        )
+    options = ConsoleOptions(**fields_of(arguments, ConsoleOptions))
     folders = arguments.runs or ["runs"]
     for folder in folders:
         if not is_remote(folder) and not Path(folder).is_dir():
@@ -86,14 +93,12 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.console.state import ConsoleState
     from penstock.core.api_keys import read_keys
 
-    keys = None if arguments.key_file is None else read_keys(arguments.key_file)
-    rules = ConsoleAccess(
-        host=arguments.host, proxy_name=arguments.name, keys=keys, control=arguments.control
-    )
-    console = ConsoleState(folders, rules, price=arguments.price)
+    keys = None if options.key_file is None else read_keys(options.key_file)
+    rules = ConsoleAccess(host=options.host, proxy_name=options.name, keys=keys, control=options.control)
+    console = ConsoleState(folders, rules, price=options.price or 0.0)
     console.folders.runs()  # an address that cannot be read is told here, not in a browser
-    with open_socket(arguments.host, arguments.port) as sock:
-        host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+    with open_socket(options.host, options.port) as sock:
+        host = f"[{options.host}]" if ":" in options.host else options.host
         address = f"http://{host}:{sock.getsockname()[1]}/"
         serve(
             build_app(console),

@@ -37,7 +37,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from penstock.cli.mixture_table import table
-from penstock.cli.options import shares, step_range
+from penstock.cli.options import add_fields, fields_of, shares, step_range
 from penstock.core import clock
 from penstock.core.checks import check_seconds
 from penstock.core.errors import UsageError
@@ -53,19 +53,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of the run")
-    wanted = parser.add_mutually_exclusive_group().add_argument
-    wanted("--stop", action="store_true", help="save a checkpoint, then end the job")
-    wanted("--save", action="store_true", help="save a checkpoint now")
-    wanted("--weights", action="append", default=[], metavar="CORPUS=SHARE",
+    wanted = parser.add_mutually_exclusive_group()
+    add_fields(wanted, ControlRequest, "stop", checkpoint="--save")
+    wanted.add_argument("--weights", action="append", default=[], metavar="CORPUS=SHARE",
            help="share of a corpus, 0 to 1; several with commas; a name with a comma in quotes")  # fmt: skip
-    wanted("--batch-size", type=int, metavar="ROWS", help="rows of a step over all processes")
-    wanted(
-        "--islands", type=int, metavar="N", help="islands to continue with: replicas that train on their own"
+    add_fields(wanted, ControlRequest, "batch_size", "islands")
+    wanted.add_argument(
+        "--skip", metavar="FIRST:PAST", help="skip the samples of these future steps, counted from 1"
     )
-    wanted("--skip", metavar="FIRST:PAST", help="skip the samples of these future steps, counted from 1")
-    wanted("--extend", metavar="CORPUS", help="use the parts that were appended to a corpus")
-    add("--at-step", type=int, metavar="N", help="with --weights: apply once N steps are taken")
-    add("--reason", default="", metavar="TEXT", help="note for the run's record")
+    add_fields(wanted, ControlRequest, "extend")
+    add_fields(parser, ControlRequest, "at_step", "reason")
     add("--timeout", type=float, default=600.0, metavar="SECONDS", help="maximum wait; default: %(default)s")
     add("--json", action="store_true", help="print JSON")
 
@@ -88,20 +85,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _request(arguments: argparse.Namespace) -> ControlRequest | None:
     """Return what is asked for; None: nothing, so the mixture is shown."""
-    weights = shares(arguments.weights, option="--weights")
     steps = None if arguments.skip is None else step_range(arguments.skip, option="--skip")
-    wanted = {
-        "stop": arguments.stop,
-        "checkpoint": arguments.save,
-        "weights": weights or None,
-        "batch_size": arguments.batch_size,
-        "islands": arguments.islands,
+    fields = {
+        **fields_of(arguments, ControlRequest),
+        "weights": shares(arguments.weights, option="--weights") or None,
         "skip_steps": (steps.start, steps.stop) if steps else None,
-        "extend": arguments.extend,
     }
-    if any(value is not None and value is not False for value in wanted.values()):
-        return ControlRequest(**wanted, at_step=arguments.at_step, reason=arguments.reason)
-    if arguments.at_step is not None or arguments.reason:
+    notes = {"at_step": fields.pop("at_step"), "reason": fields.pop("reason")}
+    if any(value is not None and value is not False for value in fields.values()):
+        return ControlRequest(**fields, **notes)
+    if notes["at_step"] is not None or notes["reason"]:
         raise UsageError("--at-step and --reason need a request", fix="Add --weights CORPUS=SHARE.")
     return None
 

@@ -43,7 +43,7 @@ from penstock.core.errors import UsageError
 from penstock.core.files import write_atomic
 from penstock.engine.config import EngineConfig
 from penstock.evaluation.compare import cautions, differences, read_results
-from penstock.evaluation.options import EvaluationOptions
+from penstock.evaluation.options import EvalRequest, EvaluationOptions
 from penstock.evaluation.tables import differences_table, results_table
 from penstock.train.score import Score, total
 
@@ -75,17 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[NAME=]CORPUS",
         help="folder, address or FORMAT:PATH[,option=value]; may be repeated",
     )
-    text.add_argument("--rows", type=int, metavar="N", help="at most N rows of each corpus; default: all")
-    text.add_argument(
-        "--sequence-length", type=int, metavar="L", help="tokens per row; default: the context, at most 4096"
-    )
-    text.add_argument(
-        "--holdout",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="score only the documents that this value of data.holdout holds out",
-    )
+    add_fields(text, EvalRequest)
     text.add_argument(
         "--compute",
         type=partial(choice_of, choices=_DTYPES),
@@ -169,7 +159,7 @@ def _given_for_tasks(arguments: argparse.Namespace) -> str | None:
 
 
 def _run_tasks(path: Path, arguments: argparse.Namespace) -> int:
-    if arguments.corpus or arguments.rows or arguments.sequence_length or arguments.holdout:
+    if arguments.corpus or any(fields_of(arguments, EvalRequest).values()):
         raise UsageError(
             "--tasks and the options of text are two evaluations", fix="Run one, then the other."
         )
@@ -273,13 +263,11 @@ def _run_text(path: Path, arguments: argparse.Namespace) -> int:
 
 
 def _texts(path: Path, arguments: argparse.Namespace, opened: "OpenedModel") -> Iterator["Heldout"]:
-    from penstock.train.inspect.offline_eval import EvalRequest, own_rows, rows_of
+    from penstock.train.inspect.offline_eval import own_rows, rows_of
 
-    wanted = EvalRequest(
-        sequence_length=arguments.sequence_length, rows=arguments.rows, holdout=arguments.holdout
-    )
+    wanted = EvalRequest(**fields_of(arguments, EvalRequest))
     if not arguments.corpus:
-        if arguments.sequence_length or arguments.holdout:
+        if wanted.sequence_length or wanted.holdout:
             raise UsageError(
                 "--sequence-length and --holdout need --corpus: without it they are those of the run",
                 fix="Give --corpus, or leave them out.",

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.options import add_recipe_settings, recipe_settings
+from penstock.cli.options import add_fields, add_recipe_settings, fields_of, recipe_settings
 from penstock.cli.streams import explain, note
 from penstock.core.env import silence_torch
 from penstock.core.units import si
@@ -62,16 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("recipe", type=Path, help="TOML file; see `penstock recipes`")
-    command.add_argument("--hosts", type=int, default=2, metavar="N", help="number of hosts; default: 2")
-    command.add_argument(
-        "--nics", type=int, default=1, metavar="N", help="network cards of each host; default: 1"
-    )
-    command.add_argument(
-        "--rate",
-        default="",
-        metavar="RATE",
-        help="rate of a NIC, each way: 200mbit, 2.5gbit; default: no limit",
-    )
+    add_fields(command, Topology, num_hosts="--hosts", num_nics="--nics")
+    add_fields(command, Link, "rate")
     command.add_argument(
         "--latency", default="0ms", metavar="TIME", help="latency one way, such as 0.5ms; default: none"
     )
@@ -90,12 +82,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Train on emulated hosts and print the measurements."""
     recipe = load_recipe(arguments.recipe, recipe_settings(arguments))
     topology = Topology(
-        num_hosts=arguments.hosts,
-        num_nics=arguments.nics,
-        link=Link(rate=arguments.rate),
+        **fields_of(arguments, Topology),
+        link=Link(**fields_of(arguments, Link)),
         latency_s=parse_latency(arguments.latency),
     )
-    ranks = arguments.hosts * arguments.processes_per_host
+    ranks = topology.num_hosts * arguments.processes_per_host
     check_processes(ranks, oversubscribe=arguments.oversubscribe)
     silence_torch()  # of the store, whose waits begin short
     from penstock.train.emulated import Emulation  # torch; imported once, before processes fork
@@ -109,16 +100,16 @@ def run(arguments: argparse.Namespace) -> int:
         )
         note("Timing unsharded replicas first, then training.")
         measured = emulation.measure(recipe, explain)
-    print(json.dumps(measured.as_json()) if arguments.json else _as_text(measured, arguments))
+    print(json.dumps(measured.as_json()) if arguments.json else _as_text(measured, topology, arguments))
     return 0
 
 
-def _as_text(measured: "EmulatedTimes", arguments: argparse.Namespace) -> str:
-    network = f"NICs: {arguments.nics} of {arguments.rate or 'any rate'}, latency: {arguments.latency}"
+def _as_text(measured: "EmulatedTimes", topology: Topology, arguments: argparse.Namespace) -> str:
+    network = f"NICs: {topology.num_nics} of {topology.link.rate or 'any rate'}, latency: {arguments.latency}"
     doubt = "  (other work slowed the replicas: measure on a quiet machine)" if measured.busy > _SOUND else ""
     return "\n".join(
         [
-            f"hosts: {arguments.hosts}, processes on each: {arguments.processes_per_host}, {network}",
+            f"hosts: {topology.num_hosts}, processes on each: {arguments.processes_per_host}, {network}",
             f"step     {measured.step_s:.3g} s",
             f"compute  {measured.compute_s:.3g} s",
             f"busy     {measured.busy:.0%}{doubt}",

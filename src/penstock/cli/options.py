@@ -16,7 +16,7 @@ from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType
-from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from penstock.cli.streams import utf8_text
 from penstock.core.checks import MAX_SECONDS
@@ -55,16 +55,16 @@ def add_fields(
     text below it, in which "None: x" or "Empty: x" tells the default of what has none, and "False: x"
     what `--no-NAME` does where True is the default. A tuple is an option that may be repeated. A float named
     `NAME_s` is the option `--NAME` and takes a time such as 90m; a `Count` takes 10M or 64MiB. A field
-    without default is required.
+    without default is required. `Annotated[Path, "FILE"]` shows FILE as the value.
 
     Args:
-        names: fields whose options have their names.
+        names: fields whose options have their names; without any and without `options`, all.
         defaults: field -> default of its option, where that is not the field's.
         options: field -> name of its option, such as `num_heads="--heads"`.
     """
     types, texts = get_type_hints(kind, include_extras=True), field_texts(kind)
     known = {field.name: field.default for field in dataclasses.fields(kind)} | dict(defaults or {})
-    for name in (*names, *options):
+    for name in (*names, *options) or known:
         is_time = types[name] is float and name.endswith("_s")
         settings = _argument(seconds if is_time else types[name], known[name], texts[name])
         no = "no-" if settings.get("action") == "store_false" else ""
@@ -107,14 +107,8 @@ def _argument(kind: Any, default: object, text: str) -> dict[str, Any]:  # Any: 
     text, otherwise = match.groups() if match else (text, "")
     if kind is bool:
         return {"action": f"store_{not default}".lower(), "help": otherwise if default else text}
-    members = [one for one in get_args(kind) if one is not NoneType]
-    if get_origin(kind) is Literal:
-        settings: dict[str, Any] = {"choices": members, "type": partial(choice_of, choices=members)}
-    else:
-        value_type = members[0] if members and kind != Count else kind
-        value_type = parse_count if value_type == Count else value_type
-        settings = {"type": value_type, "metavar": _METAVARS[value_type]}
-    if get_origin(kind) is tuple:
+    settings = _value_settings(kind)
+    if get_origin(_plain(kind)) is tuple:
         text += "; may be repeated" + (f"; default: {otherwise}" if otherwise else "")
         return {**settings, "action": "append", "default": [], "help": text}
     if default is MISSING:
@@ -125,9 +119,28 @@ def _argument(kind: Any, default: object, text: str) -> dict[str, Any]:  # Any: 
         shown = "the model's"
     if kind == Count:
         shown = f"{default:,}"
-    if shown == "":
+    if shown in ("", None):
         return {**settings, "default": default, "help": text}
     return {**settings, "default": default, "help": f"{text}; default: {shown}"}
+
+
+def _plain(kind: Any) -> Any:  # Any: a type
+    """Return a type without the name of its values in a help text."""
+    return get_args(kind)[0] if get_origin(kind) is Annotated and kind != Count else kind
+
+
+def _value_settings(kind: Any) -> dict[str, Any]:  # Any: a type; what argparse takes
+    """Return how the value of an option is read, and how a help text names it."""
+    if (plain := _plain(kind)) is not kind:
+        return {**_value_settings(plain), "metavar": get_args(kind)[1]}
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        return {"choices": [*choices], "type": partial(choice_of, choices=choices)}
+    members = [one for one in get_args(kind) if one is not NoneType]
+    if members and kind != Count:
+        return _value_settings(members[0])
+    value_type = parse_count if kind == Count else kind
+    return {"type": value_type, "metavar": _METAVARS[value_type]}
 
 
 def fields_of(arguments: argparse.Namespace, kind: type) -> dict[str, Any]:  # Any: of the fields' types

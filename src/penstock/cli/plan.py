@@ -16,17 +16,18 @@ exit codes: 0 done, 2 wrong usage, or nothing fits
 
 import argparse
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
-from penstock.cli.options import add_recipe_settings, recipe_settings
+from penstock.cli.options import add_fields, add_recipe_settings, fields_of, recipe_settings
 from penstock.cli.streams import warn
 from penstock.core import config as configs
 from penstock.core.config import Raw
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import check_folder_of, write_atomic
 from penstock.core.toml import toml_text
-from penstock.core.units import parse_count, si
+from penstock.core.units import Count, si
 from penstock.engine.config import EngineConfig
 from penstock.engine.model_runner.graph_plan import plan_graphs
 from penstock.models.decoder.config import DecoderConfig
@@ -45,6 +46,37 @@ _TOKENS_PER_STEP = 4 * 2**20
 _LENGTH = 4096
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """Options of a plan besides its model, cluster and recipe keys."""
+
+    tokens: Count | None = None
+    """To train on, such as 1T."""
+    rows: int | None = None
+    """Rows of a step, for a preset. None: about 4M tokens."""
+    length: int | None = None
+    """Tokens of a row, for a preset. None: 4096."""
+    headroom: Annotated[float, "SHARE"] = HEADROOM
+    """Share of a device's memory that plans leave free."""
+    compress: bool = False
+    """Allow weights and gradients in int8 on the wire where the network limits; changes the numbers."""
+    out: Annotated[Path | None, "FILE.toml"] = None
+    """Write the plan as a recipe."""
+    explain: Annotated[Path | None, "FOLDER"] = None
+    """Draw a step: timeline.svg, and timeline.json for Perfetto."""
+    inference: bool = False
+    """Predict the speed of generation instead, token by token."""
+    json: bool = False
+    """Print JSON."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.headroom < 1:
+            raise UsageError("--headroom must be from 0 to below 1", got=self.headroom)
+        for option, value in (("--rows", self.rows), ("--length", self.length)):
+            if value is not None and value < 1:
+                raise UsageError(f"{option} must be at least 1", got=value)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     names = ", ".join(cluster_names())
@@ -52,70 +84,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cluster", required=True, metavar="NAME|FILE.toml", help=f"where: a file, or one of {names}"
     )
-    parser.add_argument("--tokens", type=parse_count, default=0, metavar="N", help="to train on, such as 1T")
-    parser.add_argument(
-        "--rows", type=int, metavar="N", help="rows of a step, for a preset; default: about 4M tokens"
-    )
-    parser.add_argument(
-        "--length", type=int, metavar="N", help=f"tokens of a row, for a preset; default: {_LENGTH}"
-    )
+    add_fields(parser, PlanOptions, "tokens", "rows", "length")
     add_recipe_settings(parser)
-    parser.add_argument(
-        "--headroom",
-        type=float,
-        default=HEADROOM,
-        metavar="SHARE",
-        help="share of a device's memory that plans leave free; default: %(default)s",
-    )
-    parser.add_argument(
-        "--compress",
-        action="store_true",
-        help="allow weights and gradients in int8 on the wire where the network limits; changes the numbers",
-    )
-    parser.add_argument("--out", type=Path, metavar="FILE.toml", help="write the plan as a recipe")
-    parser.add_argument(
-        "--explain",
-        type=Path,
-        metavar="FOLDER",
-        help="draw a step: timeline.svg, and timeline.json for Perfetto",
-    )
-    parser.add_argument(
-        "--inference", action="store_true", help="predict the speed of generation instead, token by token"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_fields(parser, PlanOptions, "headroom", "compress", "out", "explain", "inference", "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan, and print the result."""
-    if not 0 <= arguments.headroom < 1:
-        raise UsageError("--headroom must be from 0 to below 1", got=arguments.headroom)
-    if arguments.out:
-        check_folder_of(arguments.out, option="--out")
+    options = PlanOptions(**fields_of(arguments, PlanOptions))
+    if options.out:
+        check_folder_of(options.out, option="--out")
     cluster = cluster_of(arguments.cluster)
-    raw = with_settings(_raw(arguments, cluster), recipe_settings(arguments))
+    raw = with_settings(_raw(arguments.model, options, cluster), recipe_settings(arguments))
     config = _config_of(raw)
-    if arguments.inference:
-        return _generation(config.model, cluster, tokens=config.data.sequence_length, as_json=arguments.json)
+    if options.inference:
+        return _generation(config.model, cluster, tokens=config.data.sequence_length, as_json=options.json)
     raw = in_numbers(raw, config, world_size=cluster.num_devices, ranks_per_machine=cluster.devices_per_node)
     numbered = replace(config_of(raw)[0], model=config.model)
-    question = question_of(numbered, raw, may_compress=arguments.compress)
-    found = search(question, cluster, headroom=arguments.headroom)
+    question = question_of(numbered, raw, may_compress=options.compress)
+    found = search(question, cluster, headroom=options.headroom)
     job = found.best.job
-    tokens = arguments.tokens or config.run.steps * question.global_batch_size * question.sequence_length
+    tokens = options.tokens or config.run.steps * question.global_batch_size * question.sequence_length
     report = PlanReport(
         question=question,
         cluster=cluster,
         found=found,
         helps=what_would_help(job, cluster),
-        tokens=tokens if arguments.tokens or arguments.model.endswith(".toml") else 0,
+        tokens=tokens if options.tokens or arguments.model.endswith(".toml") else 0,
         steps=config.run.steps,
-        epochs=config.run.epochs if config.run.steps and not arguments.tokens else None,
+        epochs=config.run.epochs if config.run.steps and not options.tokens else None,
     )
-    print(json.dumps(report.as_json(), indent=1) if arguments.json else report.as_text())
-    if arguments.out:
-        _write_recipe(arguments.out, raw, found.best, cluster)
-    if arguments.explain:
-        _explain(arguments.explain, found.best, cluster)
+    print(json.dumps(report.as_json(), indent=1) if options.json else report.as_text())
+    if options.out:
+        _write_recipe(options.out, raw, found.best, cluster)
+    if options.explain:
+        _explain(options.explain, found.best, cluster)
     return 0
 
 
@@ -159,23 +162,19 @@ def _generation(model: DecoderConfig, cluster: Cluster, *, tokens: int, as_json:
     return 0
 
 
-def _raw(arguments: argparse.Namespace, cluster: Cluster) -> Raw:
+def _raw(name: str, options: PlanOptions, cluster: Cluster) -> Raw:
     """Return the values of a recipe, or of one made for a preset."""
-    name, preset_only = arguments.model, (arguments.rows, arguments.length)
     if name.endswith(".toml"):
-        if any(value is not None for value in preset_only):
+        if options.rows is not None or options.length is not None:
             raise UsageError(
                 "--rows and --length are for presets; a recipe has its own",
                 fix="Use --set data.global_batch_size=N and --set data.sequence_length=N.",
             )
         return configs.load_toml(Path(name))
-    length, rows, devices = arguments.length, arguments.rows, cluster.num_devices
-    for option, value in (("--rows", rows), ("--length", length)):
-        if value is not None and value < 1:
-            raise UsageError(f"{option} must be at least 1", got=value)
-    length = length or min(_LENGTH, PRESETS.get(name, {}).get("max_position_embeddings", _LENGTH))
-    rows = rows or max(1, round(_TOKENS_PER_STEP / length / devices)) * devices
-    return recipe_for_preset(name, tokens=arguments.tokens, rows=rows, length=length)
+    devices, context = cluster.num_devices, PRESETS.get(name, {}).get("max_position_embeddings", _LENGTH)
+    length = options.length or min(_LENGTH, context)
+    rows = options.rows or max(1, round(_TOKENS_PER_STEP / length / devices)) * devices
+    return recipe_for_preset(name, tokens=options.tokens or 0, rows=rows, length=length)
 
 
 def _write_recipe(path: Path, raw: Raw, option: Option, cluster: Cluster) -> None:

@@ -25,10 +25,11 @@ exit codes: 0 done, 1 the run has no step yet, 2 wrong usage
 
 import argparse
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from penstock.cli.options import add_fields, fields_of
 from penstock.cli.streams import warn
 from penstock.core.config import parse_json
 from penstock.core.errors import CorpusError, PenstockError, UsageError
@@ -53,6 +54,21 @@ from penstock.train.inspect.row_texts import FIRST_ROWS, rows_view
 _TABLES: dict[str, TableFormat] = {".csv": "csv", ".parquet": "parquet"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """Options of a report."""
+
+    out: Annotated[Path | None, "FILE"] = None
+    """The page to write; default: report.html in RUN; needed for several runs; ending in .csv or .parquet:
+    the metrics of every step instead."""
+    metrics: Annotated[str, "NAMES"] = ""
+    """Metrics in a CSV or Parquet file, with commas between, a name with a comma in quotes. Empty: all."""
+    reference: Annotated[tuple[str, ...], "NAME=LOSS"] = ()
+    """Horizontal line of the loss chart, in nats per token, instead of the unigram entropy."""
+    rows: Annotated[int | None, "STEP"] = None
+    """Include the first rows of this step with their text; needs the run's corpora."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument(
@@ -61,54 +77,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="folder of a run (run.dir of its recipe), or the address of its copy: s3://, gs://, az://, https://",
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="the page to write; default: report.html in RUN; needed for several runs; "
-        "ending in .csv or .parquet: the metrics of every step instead",
-    )
-    parser.add_argument(
-        "--metrics",
-        metavar="NAMES",
-        help="metrics in a CSV or Parquet file, with commas between, a name with a comma in quotes; "
-        "default: all",
-    )
-    parser.add_argument(
-        "--reference",
-        action="append",
-        default=[],
-        metavar="NAME=LOSS",
-        help="horizontal line of the loss chart, in nats per token, instead of the unigram entropy; "
-        "may be repeated",
-    )
-    parser.add_argument(
-        "--rows",
-        type=int,
-        metavar="STEP",
-        help="include the first rows of this step with their text; needs the run's corpora",
-    )
+    add_fields(parser, ReportOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page and print its path."""
-    given = dict(_reference(text) for text in arguments.reference)
+    options = ReportOptions(**fields_of(arguments, ReportOptions))
+    given = dict(map(_reference, options.reference))
     files = [files_of(location) for location in arguments.runs]
     recipes = [_config(each) for each in files]
-    out: Path | None = arguments.out
+    out = options.out
     form = _TABLES.get(out.suffix.lower()) if out else None
     if out and form:
         if given:
             raise UsageError("--reference is for a page", fix="Leave it out, or end --out in .html.")
-        if arguments.rows is not None:
+        if options.rows is not None:
             raise UsageError("--rows is for a page", fix="Leave it out, or end --out in .html.")
-        _write_table(out, files, metrics=listed_names(arguments.metrics or ""), form=form)
+        _write_table(out, files, metrics=listed_names(options.metrics), form=form)
         print(out)
         return 0
-    if arguments.metrics:
+    if options.metrics:
         raise UsageError("--metrics is for CSV and Parquet files", fix="End --out in .csv or .parquet.")
     if len(files) > 1:
-        _check_comparison(arguments, given)
+        _check_comparison(options, given, num_runs=len(files))
     elif out is None and files[0].is_stored:
         raise UsageError(
             "A run in an object store needs --out", fix="Name the page to write: --out run.html."
@@ -122,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
         except PenstockError as error:
             raise error if is_one else PenstockError(f"{own.location}: {error}") from None
     if is_one:
-        rows = None if arguments.rows is None else _rows(files[0].folder, arguments.rows, runs[0].data)
+        rows = None if options.rows is None else _rows(files[0].folder, options.rows, runs[0].data)
         runs = [replace(runs[0], references=given or _unigram_entropy(recipes[0]), rows=rows)]
     out = out or files[0].folder / "report.html"
     page = render(runs)
@@ -147,16 +138,16 @@ def _config(run: RunFiles) -> Config:
         return parse_json(file.read(run.stamp(RECIPE_FILE).size), name=f"{run.location}/{RECIPE_FILE}")
 
 
-def _check_comparison(arguments: argparse.Namespace, references: dict[str, float]) -> None:
+def _check_comparison(options: ReportOptions, references: dict[str, float], *, num_runs: int) -> None:
     """Refuse options that do not fit several runs."""
-    if arguments.rows is not None:
+    if options.rows is not None:
         raise UsageError("--rows is for one run only", fix="Leave it out, or give one run.")
-    if arguments.out is None:
+    if options.out is None:
         raise UsageError("Several runs need --out", fix="Name the page to write: --out compared.html.")
     if references:
         raise UsageError("--reference is for one run only", fix="Leave it out, or give one run.")
-    if (number := len(arguments.runs)) > MAX_RUNS:
-        raise UsageError(f"{number} runs are too many for one page", fix=f"Give at most {MAX_RUNS}.")
+    if num_runs > MAX_RUNS:
+        raise UsageError(f"{num_runs} runs are too many for one page", fix=f"Give at most {MAX_RUNS}.")
 
 
 def _reported(name: str, files: RunFiles, recipe: Config, *, has_ranks: bool) -> ReportedRun:

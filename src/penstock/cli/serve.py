@@ -45,14 +45,7 @@ _PACKAGES = ("fastapi", "uvicorn", "httptools", "prometheus_client")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("path", type=Path, metavar="PATH", help="run, checkpoint or Hugging Face folder")
-    add_fields(parser, ServerOptions, "name")
-    parser.add_argument("--json", action="store_true", help="print one JSON line when ready; no other output")
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check the options and print what the engine would be; load no weights, serve nothing",
-    )
-    parser.add_argument("--verbose", action="store_true", help="log each request (never its text)")
+    add_fields(parser, ServerOptions, "name", "json", "dry_run", "verbose")
     add_options(parser)
 
 
@@ -67,9 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     options = replace(options, name=options.name or arguments.path.resolve().name)
     rules, config = rules_of(options), engine_config_of(arguments, name=options.name)
     limits = ServerLimits(deadline_s=options.deadline_s or None, **fields_of(arguments, ServerLimits))
-    set_up(verbose=arguments.verbose)
-    if arguments.dry_run:
-        return _dry_run(arguments, config, name=options.name)
+    set_up(verbose=options.verbose)
+    if options.dry_run:
+        return _dry_run(arguments.path, config, options)
     env.raise_descriptor_limit()
     from penstock.engine.llm import LLM  # torch, which a help text does without
     from penstock.engine.model_runner.open import open_config
@@ -90,20 +83,20 @@ def run(arguments: argparse.Namespace) -> int:
             ).ignored_keys,
         )
         started = _started(llm, service, config, host=options.host, port=sock.getsockname()[1])
-        return _serve(service, rules, started, options, sock, as_json=arguments.json)
+        return _serve(service, rules, started, options, sock)
 
 
-def _dry_run(arguments: argparse.Namespace, config: EngineConfig, *, name: str) -> int:
+def _dry_run(path: Path, config: EngineConfig, options: ServerOptions) -> int:
     """Print what the engine would be."""
     from penstock.engine.model_runner.open import open_config  # torch, which a help text does without
     from penstock.engine.workers.dry_run import planned_engine
 
-    model = open_config(arguments.path, ignored_keys=config.ignored_keys)
+    model = open_config(path, ignored_keys=config.ignored_keys)
     planned = planned_engine(model, config)
-    if arguments.json:
-        print(json.dumps({"model": name, **planned.as_json()}))
+    if options.json:
+        print(json.dumps({"model": options.name, **planned.as_json()}))
     else:
-        print(f"{'model':<16}{name}")
+        print(f"{'model':<16}{options.name}")
         print("\n".join(planned.as_lines()))
     return 0
 
@@ -114,8 +107,6 @@ def _serve(
     started: dict[str, Any],
     options: ServerOptions,
     sock: socket.socket,
-    *,
-    as_json: bool,
 ) -> int:
     from penstock.serve.app import build_app
     from penstock.serve.server import run as run_server
@@ -127,7 +118,7 @@ def _serve(
             sock=sock,
             drain_s=options.drain_s,
             idle_s=options.idle_s or None,
-            on_started=lambda: _say_started(started, as_json=as_json),
+            on_started=lambda: _say_started(started, as_json=options.json),
         )
     finally:
         service.close()

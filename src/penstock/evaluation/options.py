@@ -1,9 +1,31 @@
-"""Options of an evaluation: tasks, examples, limits; imports neither torch nor lm-eval."""
+"""Options of an evaluation, on text or on tasks; imports neither torch nor lm-eval."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from penstock.core.checks import check_whole
 from penstock.core.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalRequest:
+    """Rows of a corpus to evaluate."""
+
+    rows: int | None = None
+    """At most N rows of each corpus. None: all."""
+    sequence_length: Annotated[int | None, "L"] = None
+    """Tokens per row. None: the context, at most 4096."""
+    holdout: Annotated[float | None, "SHARE"] = None
+    """Score only the documents that this value of data.holdout holds out.
+
+    None: all documents."""
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for values out of range."""
+        if self.rows is not None and self.rows < 1:
+            raise UsageError("rows must be at least 1", got=self.rows)
+        if not 0 <= (self.holdout or 0.0) < 1:
+            raise UsageError("holdout must be from 0 to less than 1", got=self.holdout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

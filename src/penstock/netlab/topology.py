@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from penstock.core.errors import UsageError
 
@@ -69,8 +69,8 @@ def parse_latency(text: str) -> float:
 class Link:
     """NIC of a host, with its cable and switch port."""
 
-    rate: str = ""
-    """Bits per second in each direction, such as 500mbit; empty: unlimited."""
+    rate: Annotated[str, "RATE"] = ""
+    """Rate of a NIC, each way: 200mbit, 2.5gbit. Empty: no limit."""
     mtu: int = 1500
     """Largest packet in bytes, as set on the host."""
     cable: Literal["whole", "unplugged", "deaf"] = "whole"
@@ -92,8 +92,10 @@ class Link:
 class Topology:
     """Hosts, their NICs and the network between them."""
 
-    num_hosts: int
+    num_hosts: int = 2
+    """Number of hosts."""
     num_nics: int = 1
+    """Network cards of each host."""
     link: Link = field(default_factory=Link)
     """Properties of the NICs."""
     others: Mapping[tuple[int, int], Link] = field(default_factory=dict)

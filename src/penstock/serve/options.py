@@ -10,6 +10,12 @@ class ServerOptions:
 
     name: str = ""
     """Name of the model in requests. Empty: PATH's name."""
+    json: bool = False
+    """Print one JSON line when ready; no other output."""
+    dry_run: bool = False
+    """Check the options and print what the engine would be; load no weights, serve nothing."""
+    verbose: bool = False
+    """Log each request (never its text)."""
     host: str = "127.0.0.1"
     """Address to listen at."""
     port: int = 8000

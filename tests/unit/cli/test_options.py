@@ -2,7 +2,7 @@
 
 import argparse
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
 
@@ -42,12 +42,16 @@ class Config:
     """Name of a queue. Empty: the engine's own."""
     stops: tuple[str, ...] = ()
     """Texts that end an answer."""
+    out: Annotated[str | None, "FILE"] = None
+    """File to write."""
+    headers: Annotated[tuple[str, ...], "A=B"] = ()
+    """Header of an answer."""
 
 
 def a_parser():
     parser = argparse.ArgumentParser(prog="test", add_help=False)
     add_fields(parser, Config, "rate", "cache", "context", "device", "reuse", "trust", stops="--stop")
-    add_fields(parser, Config, "size", "limit", "wait_s", "queue", num_steps="--steps")
+    add_fields(parser, Config, "size", "limit", "wait_s", "queue", "out", "headers", num_steps="--steps")
     return parser
 
 
@@ -58,6 +62,7 @@ def a_parser():
         ("--rate 0.5 --cache int8 --context 7", {"rate": 0.5, "cache": "int8", "context": 7}),
         ("--no-reuse --trust --device cpu", {"reuse": False, "trust": True, "device": "cpu"}),
         ("--stop a --stop b", {"stops": ("a", "b")}),
+        ("--out a --headers x=1 --headers y=2", {"out": "a", "headers": ("x=1", "y=2")}),
         ("--size 64MiB --limit 10M --wait 2m", {"size": 2**26, "limit": 10**7, "wait_s": 120.0}),
     ],
 )
@@ -89,6 +94,8 @@ def test_help_is_the_text_below_the_field(monkeypatch):
         "  --limit N            rows at most; default: all\n"
         "  --wait TIME          longest wait; default: 60 s\n"
         "  --queue TEXT         name of a queue; default: the engine's own\n"
+        "  --out FILE           file to write\n"
+        "  --headers A=B        header of an answer; may be repeated\n"
         "  --steps N            steps in all\n"
     )
 

@@ -17,7 +17,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from penstock.core import config
 from penstock.core.errors import ConfigError, PenstockError, UsageError
@@ -42,23 +42,29 @@ class ControlRequest:
     weights: dict[str, float] | None = None
     """Shares of some corpora, of one; the others keep their proportions in the rest."""
     at_step: int | None = None
-    """Steps taken before the weights apply; None: as soon as the job reads the request."""
+    """With --weights: apply once N steps are taken.
+
+    None: as soon as the job reads the request."""
     skip_steps: tuple[int, int] | None = None
     """First step, counted from 1, and the one after the last, whose samples are skipped."""
-    extend: str | None = None
-    """Corpus whose appended parts are to be used."""
+    extend: Annotated[str | None, "CORPUS"] = None
+    """Use the parts that were appended to a corpus."""
     parts: int | None = None
     """Number of parts of that corpus; set by the job, so that all ranks use the same."""
     islands: int | None = None
-    """Number of islands to restart with, after all islands have synced."""
-    batch_size: int | None = None
-    """Rows of a step over all ranks, from the next step on."""
+    """Islands to continue with: replicas that train on their own.
+
+    The job restarts with them after all islands have synced."""
+    batch_size: Annotated[int | None, "ROWS"] = None
+    """Rows of a step over all processes.
+
+    They hold from the next step on."""
     checkpoint: bool = False
     """Save a checkpoint now."""
     stop: bool = False
-    """Save a checkpoint, and end."""
+    """Save a checkpoint, then end the job."""
     reason: str = ""
-    """Note that is kept in the run's state."""
+    """Note for the run's record."""
     asked_by: str = ""
     """Who asks, for the run's record; not verified."""
 

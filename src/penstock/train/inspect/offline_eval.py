@@ -17,6 +17,7 @@ from penstock.core.errors import UsageError
 from penstock.data import Loader
 from penstock.devices import accelerator
 from penstock.engine.model_runner.open import open_model
+from penstock.evaluation.options import EvalRequest
 from penstock.models.decoder.model import Decoder
 from penstock.obs.metric_names import RECIPE_FILE
 from penstock.text.token_bytes import token_bytes
@@ -28,25 +29,6 @@ from penstock.train.score import Score
 
 _LONGEST_ROW = 4096
 _PASS_TOKENS = 8192  # per forward pass: enough to use a processor fully, with little memory
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalRequest:
-    """Rows of a corpus to evaluate."""
-
-    sequence_length: int | None = None
-    """Tokens per row; None: the model's context, at most 4,096."""
-    rows: int | None = None
-    """Maximum number of rows; None: all."""
-    holdout: float = 0.0
-    """Read only the documents that a run with this data.holdout holds out; 0: all documents."""
-
-    def __post_init__(self) -> None:
-        """Raise UsageError for values out of range."""
-        if self.rows is not None and self.rows < 1:
-            raise UsageError("rows must be at least 1", got=self.rows)
-        if not 0 <= self.holdout < 1:
-            raise UsageError("holdout must be from 0 to less than 1", got=self.holdout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +107,7 @@ def rows_of(name: str, corpus: str, wanted: EvalRequest, *, context: int) -> Hel
         global_batch_size=1,
         epochs={name: 1},
         split="heldout" if wanted.holdout else "train",
-        holdout=wanted.holdout,
+        holdout=wanted.holdout or 0.0,
         fields=FIELDS,
         num_workers=0,
     )
