@@ -1,7 +1,6 @@
 """Hugging Face model folders without their numbers: config and identity; no torch."""
 
 import hashlib
-import logging
 import os
 from collections.abc import Collection
 from dataclasses import replace
@@ -12,11 +11,11 @@ from penstock.checkpoint.stored_head import differs_from_embedding
 from penstock.checkpoint.weight_files import INDEX, no_weights, read_header, weight_files
 from penstock.core.config import load_json
 from penstock.core.errors import ConfigError, ModelError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.models.decoder.config import DecoderConfig
 from penstock.models.family.config_json import config_of
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -71,37 +70,30 @@ def read_config(folder: Path, *, ignored_keys: Collection[str] = ()) -> DecoderC
 @cache  # once for each folder, however often it is read
 def _warn_of_ignored(path: Path, key: str) -> None:
     log.warning(
-        Event(
-            "key_ignored",
-            "{path}: the key {key} is ignored; if the model needs it, its results are wrong",
-            path=path,
-            key=key,
-        )
+        "key_ignored",
+        "{path}: the key {key} is ignored; if the model needs it, its results are wrong",
+        path=path,
+        key=key,
     )
 
 
 @cache
 def _warn_of_other_parts(path: Path, whole: str, part: str) -> None:
     log.warning(
-        Event(
-            "text_part",
-            "{path} is a {whole} model: its language model ({part}) is opened, its other parts are not",
-            path=path,
-            whole=whole,
-            part=part,
-        )
+        "text_part",
+        "{path} is a {whole} model: its language model ({part}) is opened, its other parts are not",
+        path=path,
+        whole=whole,
+        part=part,
     )
 
 
 @cache
 def _warn_of_head(path: Path) -> None:
     log.warning(
-        Event(
-            "head_differs",
-            "{path} ties the output matrix to the embedding, but stores another lm_head.weight, "
-            "which is used",
-            path=path,
-        )
+        "head_differs",
+        "{path} ties the output matrix to the embedding, but stores another lm_head.weight, which is used",
+        path=path,
     )
 
 

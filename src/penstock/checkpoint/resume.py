@@ -1,16 +1,15 @@
 """Resume from the newest checkpoint that is sound on every rank, and report damaged newer ones."""
 
-import logging
 from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 
 from penstock.checkpoint.find import SavedCheckpoint
 from penstock.core.errors import CheckpointDamaged, CheckpointError, PenstockError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.parallel.mesh import gather_values
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 def resume(
@@ -41,7 +40,7 @@ def resume(
         if not isinstance(failure, CheckpointDamaged) or saved is candidates[0]:
             raise failure
         if dist.get_rank() == 0:
-            log.warning(Event("checkpoint_damaged", "{failure}", failure=failure))
+            log.warning("checkpoint_damaged", "{failure}", failure=failure)
         bad.append(saved)
     return None
 
@@ -64,22 +63,18 @@ def _set_aside(bad: Sequence[SavedCheckpoint], *, instead: SavedCheckpoint) -> N
     if dist.get_rank() != 0:
         return
     log.warning(
-        Event(
-            "checkpoints_set_aside",
-            "Resuming from {path} instead; set aside: {damaged}",
-            path=instead,
-            damaged=", ".join(saved.name for saved in bad),
-        )
+        "checkpoints_set_aside",
+        "Resuming from {path} instead; set aside: {damaged}",
+        path=instead,
+        damaged=", ".join(saved.name for saved in bad),
     )
     for saved in bad:
         try:
             saved.place.set_aside(saved.name)
         except (OSError, PenstockError) as error:
             log.warning(
-                Event(
-                    "checkpoint_left",
-                    "{path} cannot be set aside, remove it: {error}",
-                    path=saved,
-                    error=error,
-                )
+                "checkpoint_left",
+                "{path} cannot be set aside, remove it: {error}",
+                path=saved,
+                error=error,
             )

@@ -19,7 +19,6 @@ One buffer, as large as the rank's share, is kept for the whole run, so its memo
 (staging.py).
 """
 
-import logging
 import zlib
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass
@@ -41,11 +40,11 @@ from penstock.checkpoint.write_plan import Held, holders, share_of
 from penstock.core import clock
 from penstock.core.boxes import Box
 from penstock.core.errors import CheckpointError, PeerLost, PenstockError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.devices import accelerator
 from penstock.parallel.mesh import gather_values
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 _TIMEOUT = timedelta(hours=2)  # a rank may be this much faster than another's upload
@@ -134,9 +133,7 @@ class Saver:
                     self._place.remove(name)
             except (OSError, PenstockError) as error:
                 log.warning(
-                    Event(
-                        "leftovers_left", "Leftovers of a killed save cannot be removed: {error}", error=error
-                    )
+                    "leftovers_left", "Leftovers of a killed save cannot be removed: {error}", error=error
                 )
         dist.barrier(self._group)
         return self
@@ -169,7 +166,7 @@ class Saver:
             try:
                 self._stage.reserve(sum(source.nbytes for source in sources), devices.pop())
             except CheckpointError as error:
-                log.warning(Event("saves_will_fail", "No checkpoint can be saved: {error}", error=error))
+                log.warning("saves_will_fail", "No checkpoint can be saved: {error}", error=error)
 
     def save(self, tensors: Mapping[str, Tensor], meta: Meta, *, layout: Hashable = ()) -> None:
         """Copy tensors and start to write them; every rank must call it.
@@ -273,14 +270,12 @@ class Saver:
             size = sum(said_by.file.num_bytes for said_by in said if isinstance(said_by, Written))
             took, url = clock.monotonic() - began, self._place.url_of(name_of(meta.step))
             log.info(
-                Event(
-                    "saved",
-                    "Saved step {step:,} in {write_s:.1f} s ({size_bytes:bytes}): {path}",
-                    step=meta.step,
-                    write_s=took,
-                    size_bytes=size,
-                    path=url,
-                )
+                "saved",
+                "Saved step {step:,} in {write_s:.1f} s ({size_bytes:bytes}): {path}",
+                step=meta.step,
+                write_s=took,
+                size_bytes=size,
+                path=url,
             )
 
     def _write(
@@ -298,7 +293,7 @@ class Saver:
             file = f"rank-{dist.get_rank():05d}.safetensors"
             self._place.write(name, file, [memoryview(header), data])
         except Exception as error:  # any error must reach the other ranks
-            log.debug(Event("save_failed", "A save failed"), exc_info=True)
+            log.debug("save_failed", "A save failed", exc_info=True)
             return SaveFailure(_reason(error))
         entry = FileEntry(
             num_bytes=len(header) + len(data), header_bytes=len(header), header_crc32=zlib.crc32(header)
@@ -318,7 +313,7 @@ class Saver:
             index = index_of(meta, [each for each in said if isinstance(each, Written)])
             self._place.commit(name, encode(index))
         except Exception as error:  # whatever it is, all ranks must agree that there is no checkpoint
-            log.debug(Event("save_failed", "A save failed"), exc_info=True)
+            log.debug("save_failed", "A save failed", exc_info=True)
             return SaveFailure(_reason(error))
         self._retain(meta)
         return None
@@ -338,9 +333,7 @@ class Saver:
                 self._place.remove(name_of(step))
         except (OSError, PenstockError) as error:
             log.warning(
-                Event(
-                    "old_checkpoints_left", "Old checkpoints cannot be removed: {error}", error=_reason(error)
-                )
+                "old_checkpoints_left", "Old checkpoints cannot be removed: {error}", error=_reason(error)
             )
 
     def _wait(self, *, last: bool) -> None:
@@ -363,15 +356,13 @@ class Saver:
             )
         if dist.get_rank() == 0:
             log.warning(
-                Event(
-                    "unsaved",
-                    "Checkpoint {path} could not be written: {reason}; training continues, and the next "
-                    "save retries (failure {failures} of {max_failures})",
-                    path=url,
-                    reason=outcome.reason,
-                    failures=self._failures,
-                    max_failures=self._keeping.max_failures,
-                )
+                "unsaved",
+                "Checkpoint {path} could not be written: {reason}; training continues, and the next "
+                "save retries (failure {failures} of {max_failures})",
+                path=url,
+                reason=outcome.reason,
+                failures=self._failures,
+                max_failures=self._keeping.max_failures,
             )
 
     def _join(self) -> None:

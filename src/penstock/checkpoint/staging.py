@@ -8,7 +8,6 @@ after another, so the share is written to its file as one range of bytes. torch'
 one request, rounded up to a power of two.
 """
 
-import logging
 import mmap
 from collections.abc import Sequence
 from threading import Thread
@@ -17,11 +16,11 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import CheckpointError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.core.units import mib
 from penstock.devices import accelerator
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 PIECE_BYTES = 2**24
 """Most bytes that are page-locked by one request; a multiple of a page."""
@@ -124,13 +123,11 @@ class StagingBuffer:
                     self._locked.append(piece)
         except RuntimeError as error:
             log.warning(
-                Event(
-                    "memory_unlocked",
-                    "{size_bytes:bytes} of host memory cannot be page-locked, so copies of checkpoints "
-                    "are slower: {error}",
-                    size_bytes=len(self._buffer),
-                    error=error,
-                )
+                "memory_unlocked",
+                "{size_bytes:bytes} of host memory cannot be page-locked, so copies of checkpoints "
+                "are slower: {error}",
+                size_bytes=len(self._buffer),
+                error=error,
             )
 
     def _join(self) -> None:

@@ -27,12 +27,12 @@ from penstock.cli.launch import kubernetes
 from penstock.core import env
 from penstock.core.checks import check_seconds
 from penstock.core.errors import PenstockError, UsageError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.core.toml import toml_text
 
 METRICS_PORT = 9400
 """Port of the first rank's metrics, unless the recipe has another."""
-_log = logging.getLogger("penstock.operator")
+_log = EventLog("penstock.operator")
 _OPTIONS = (
     *("api", "cache", "cpu", "device", "doctor", "fsGroup", "grace", "idleStarts", "image", "maxRequeues"),
     *("memory", "networkPolicy", "nodes", "preferredTopology", "priorityClass", "processes", "queue"),
@@ -102,9 +102,9 @@ def plan_of(run: Mapping[str, Any], excluded: Sequence[str]) -> Any:  # Any: JSO
             if isinstance(error, PenstockError):
                 raise PenstockError(said) from None
             _log.warning(
-                Event(
-                    "run_unread", "The specification of run {run} cannot be read", run=run["metadata"]["name"]
-                ),
+                "run_unread",
+                "The specification of run {run} cannot be read",
+                run=run["metadata"]["name"],
                 exc_info=True,
             )
             raise PenstockError(f"The specification cannot be read: {type(error).__name__}: {said}") from None

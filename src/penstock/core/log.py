@@ -1,7 +1,7 @@
 """Log on standard error, one line per event: a sentence with a time stamp, or the same event as keys.
 
-    log = logging.getLogger(__name__)
-    log.info(Event("saved", "Saved step {step:,} in {write_s:.1f} s", step=7, write_s=0.2))
+    log = EventLog(__name__)
+    log.info("saved", "Saved step {step:,} in {write_s:.1f} s", step=7, write_s=0.2)
 
     2026-11-28T19:20:00Z Saved step 7 in 0.2 s.
     time=2026-11-28T19:20:00Z level=info logger=penstock.somewhere event=saved step=7 write_s=0.2 ...
@@ -66,6 +66,45 @@ class Event:
 
     def __str__(self) -> str:
         return _Words().vformat(self.sentence, (), self.values)
+
+
+class EventLog:
+    """Log of a module, whose messages are events; arguments of its methods as for `Event`.
+
+    Args:
+        name: name of the logger in Python's logging, `__name__` of the module.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def log(self, level: int, name: str, sentence: str, /, *, exc_info: Any = None, **values: object) -> None:
+        """Log an event.
+
+        Args:
+            exc_info: an exception whose traceback is logged too; True: the one that is handled.
+        """
+        self._logger.log(level, Event(name, sentence, **values), exc_info=exc_info, stacklevel=2)
+
+    def debug(self, name: str, sentence: str, /, *, exc_info: Any = None, **values: object) -> None:
+        """Log an event that matters for finding a fault."""
+        self._logger.debug(Event(name, sentence, **values), exc_info=exc_info, stacklevel=2)
+
+    def info(self, name: str, sentence: str, /, **values: object) -> None:
+        """Log an event."""
+        self._logger.info(Event(name, sentence, **values), stacklevel=2)
+
+    def warning(self, name: str, sentence: str, /, *, exc_info: Any = None, **values: object) -> None:
+        """Log an event that a user should look at."""
+        self._logger.warning(Event(name, sentence, **values), exc_info=exc_info, stacklevel=2)
+
+    def error(self, name: str, sentence: str, /, *, exc_info: Any = None, **values: object) -> None:
+        """Log a failure."""
+        self._logger.error(Event(name, sentence, **values), exc_info=exc_info, stacklevel=2)
+
+    def exception(self, name: str, sentence: str, /, **values: object) -> None:
+        """Log a failure with the traceback of the exception that is handled."""
+        self._logger.exception(Event(name, sentence, **values), stacklevel=2)
 
 
 class _CurrentStderr(logging.StreamHandler[TextIO]):

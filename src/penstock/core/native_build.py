@@ -17,7 +17,6 @@ again until something in the name changes. The command tries it again.
 import argparse
 import fcntl
 import hashlib
-import logging
 import os
 import platform
 import shutil
@@ -33,11 +32,11 @@ from typing import IO
 
 from penstock.core import clock, env
 from penstock.core.errors import PenstockError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.core.native_baselines import Baseline, baselines_named, baselines_of
 from penstock.core.native_compiler import LIMIT_S, CompilerFailed, Say, TooSlow, run_all, wait_for
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _VERSION_S = 20
 _NICE = 10  # niceness of a build in the background
@@ -105,7 +104,11 @@ class Unit:
     """Version of anything else that determines the content, such as headers of another package."""
 
 
-def library_of(unit: Unit, *, say: Say = log.warning, try_again: bool = False) -> Path:
+def _warn(text: str) -> None:
+    log.warning("native_build", "{text}", text=text)
+
+
+def library_of(unit: Unit, *, say: Say = _warn, try_again: bool = False) -> Path:
     """Return the library of a unit for this machine; compile it if necessary, or wait for who does.
 
     Args:
@@ -310,12 +313,10 @@ def _shipped(unit: Unit) -> Path | None:
         if not (unsafe := [each for each in (library, *library.parents) if not _is_of_root_alone(each)]):
             return library
         log.warning(
-            Event(
-                "library_unsafe",
-                "The compiled library {path} is not used: {unsafe} is not root's alone",
-                path=library,
-                unsafe=unsafe[0],
-            )
+            "library_unsafe",
+            "The compiled library {path} is not used: {unsafe} is not root's alone",
+            path=library,
+            unsafe=unsafe[0],
         )
     return None
 

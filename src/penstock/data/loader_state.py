@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from penstock.core.checks import at_least, check_divisible, check_table, number, whole_number
 from penstock.core.errors import ConfigError, PenstockError, StateMismatch, UsageError, nearest
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.data.corpus_reader import CorpusReader, open_sources
 from penstock.data.order.epochs import OrderConfig, begin
 from penstock.data.order.holdout import Split
@@ -33,7 +33,7 @@ from penstock.data.state import (
 )
 from penstock.data.types import MAX_LENGTH, MAX_ROWS
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 Described = dict[str, Any]  # Any: JSON values
 
@@ -252,15 +252,13 @@ class LoaderState:
             done = "applied" if applies else "not applied: the run continues as saved (see on_change)"
             log.log(
                 level,
-                Event(
-                    "resume_setting",
-                    "At step {step:,}, {setting} is given as {given} and was saved as {saved}: {outcome}",
-                    step=change.step,
-                    setting=change.setting,
-                    given=change.told,
-                    saved=change.saved,
-                    outcome=done,
-                ),
+                "resume_setting",
+                "At step {step:,}, {setting} is given as {given} and was saved as {saved}: {outcome}",
+                step=change.step,
+                setting=change.setting,
+                given=change.told,
+                saved=change.saved,
+                outcome=done,
             )
 
     def _recorded(self, saved: SavedLoaderState, names: Sequence[str]) -> dict[str, CorpusReader]:

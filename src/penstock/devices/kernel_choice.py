@@ -7,7 +7,6 @@ knows an operation. The record of a run, a pinned file and the cache come before
 (kernel_table.py). Where nothing was measured, the first kernel is the default.
 """
 
-import logging
 import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,11 +23,11 @@ from torch import Tensor
 from penstock import __version__
 from penstock.core import clock
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.devices import accelerator
 from penstock.devices.kernel_table import AUTO, REFERENCE, ChosenKernel, KernelTable, fastest, kept, kept_path
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 Case = TypeVar("Case")
 T = TypeVar("T")
@@ -140,13 +139,11 @@ def measure(operation: Operation[Case], device: torch.device, *, on_purpose: boo
 def say_out(operation: Operation[Case], kernel: str, reason: str) -> None:
     """Log that a kernel is not used."""
     log.warning(
-        Event(
-            "kernel_out",
-            "Kernel {kernel} of {operation} is not used: {reason}",
-            kernel=kernel,
-            operation=operation.name,
-            reason=reason,
-        )
+        "kernel_out",
+        "Kernel {kernel} of {operation} is not used: {reason}",
+        kernel=kernel,
+        operation=operation.name,
+        reason=reason,
     )
 
 
@@ -243,12 +240,10 @@ def choose(
 def _first(operation: Operation[Any], because: str = "") -> ChosenKernel:
     if because:
         log.warning(
-            Event(
-                "first_kernel",
-                "{operation}: the first kernel is used, because {reason}",
-                operation=operation.name,
-                reason=because,
-            )
+            "first_kernel",
+            "{operation}: the first kernel is used, because {reason}",
+            operation=operation.name,
+            reason=because,
         )
     return ChosenKernel(kernel=operation.first)
 
@@ -278,7 +273,7 @@ def _kept_or_measured(
         row = measure(operation, device)
     except RuntimeError as error:  # such as a full device; the run itself may still fit
         return _first(operation, f"none could be measured: {str(error)[:200]}")
-    log.info(Event("kernel_chosen", "{operation}: {kernel}", operation=operation.name, kernel=row))
+    log.info("kernel_chosen", "{operation}: {kernel}", operation=operation.name, kernel=row)
     keep(replace(table, rows={operation.key: row}))
     return row
 
@@ -289,6 +284,4 @@ def keep(found: KernelTable) -> None:
     try:
         replace(found, rows=rows).write(kept_path(found.device, found.versions))
     except OSError as error:
-        log.warning(
-            Event("kernels_not_kept", "The choice of kernels could not be kept: {error}", error=error)
-        )
+        log.warning("kernels_not_kept", "The choice of kernels could not be kept: {error}", error=error)

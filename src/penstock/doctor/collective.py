@@ -4,7 +4,6 @@ Pairs are measured between addresses chosen by the doctor. In a run gloo chooses
 the address of the host's name, which may be the loopback. Only a real group tests that.
 """
 
-import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from penstock.core import clock
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.core.units import mib
 from penstock.doctor.checks.check import Finding, green, red
 from penstock.doctor.link import LinkMeasurement
@@ -23,7 +22,7 @@ from penstock.doctor.node_group import NodeGroup
 
 CHECK = "collective"
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _SECONDS = 0.5
 _SOURCE = re.compile(r"\[/\S+\] ")  # source location in gloo's messages
@@ -68,7 +67,7 @@ def reduce_together(party: NodeGroup, *, num_bytes: int, timeout_s: float) -> Co
         finally:
             group.shutdown()
     except RuntimeError as error:
-        log.debug(Event("collective_failed", "The collective failed"), exc_info=True)
+        log.debug("collective_failed", "The collective failed", exc_info=True)
         return CollectiveResult(num_bytes=num_bytes, error=_SOURCE.sub("", str(error).splitlines()[0]))
 
 

@@ -5,7 +5,6 @@ failing connection before anything that would hang on it. The timing is that of 
 connections, its copies, one stream. Every wait has a limit.
 """
 
-import logging
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,13 +17,13 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
 from penstock.core import clock
 from penstock.core.errors import PenstockError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.doctor.link import LinkFault, LinkMeasurement
 from penstock.doctor.node_group import End, Member, NodeGroup, matched
 from penstock.doctor.packet_loss import receive_bursts, send_bursts
 from penstock.doctor.path_mtu import LARGEST, largest_arriving
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _CONNECT_S, _BURSTS_S = 5.0, 5.0
 """Seconds in which a connection comes about or never, and a burst of packets arrives, however often some are
@@ -130,7 +129,7 @@ def _measure(crossing: _Crossing) -> LinkMeasurement:
         hangs = link.loses_packets or replace(link, arriving_bytes=back).loses_packets
         return link if hangs else _with_transfers(crossing, link)
     except (PenstockError, RuntimeError, OSError) as error:
-        log.debug(Event("link_dead", "Link {link} is dead: {error}", link=link, error=error))
+        log.debug("link_dead", "Link {link} is dead: {error}", link=link, error=error)
         return replace(link, fault=LinkFault.DEAD)
 
 
@@ -166,7 +165,7 @@ def _connected(
     try:
         return socket.create_connection((target[0], target[1]), timeout_s, source_address=(address, 0))
     except OSError as error:
-        log.debug(Event("link_unreached", "Link {link} is not reached: {error}", link=link, error=error))
+        log.debug("link_unreached", "Link {link} is not reached: {error}", link=link, error=error)
         return None
 
 
@@ -208,7 +207,7 @@ def _with_transfers(crossing: _Crossing, link: LinkMeasurement) -> LinkMeasureme
                 else:
                     receive_transfers(line)
         except RuntimeError as error:
-            log.debug(Event("link_stalled", "Link {link} stalls: {error}", link=link, error=error))
+            log.debug("link_stalled", "Link {link} stalls: {error}", link=link, error=error)
             if mine:
                 link = replace(link, fault=LinkFault.STALLS)
     return link

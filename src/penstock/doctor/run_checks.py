@@ -1,6 +1,5 @@
 """Doctor's entry point: run the checks on this machine, or on all machines of a job."""
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -32,8 +31,6 @@ from penstock.doctor.pair import measure_pair
 from penstock.doctor.report import DoctorReport, put_together, traits_of
 from penstock.launch.nodes.node import named
 from penstock.parallel.rendezvous import open_store
-
-log = logging.getLogger(__name__)
 
 _LOCAL_S = 120.0
 """Time limit for all checks of one machine; the others then continue without it."""

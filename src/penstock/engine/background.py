@@ -4,7 +4,6 @@ Only this thread touches the engine's state. Other threads append commands (subm
 the thread runs before its next step. So no caller waits for a step to end, and only the list needs a lock.
 """
 
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -14,12 +13,12 @@ from itertools import count
 from typing import Self, TypeVar
 
 from penstock.core.errors import EngineClosed, PenstockError, RunnerLost, UsageError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.engine.engine import Engine
 from penstock.engine.request import Finish, OnDelta, OutputDelta, Request
 from penstock.engine.stats import Stats
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 T = TypeVar("T")
 
@@ -151,7 +150,7 @@ class EngineThread:
                 self._tell(self.engine.step())
         except BaseException as error:  # a Rust panic is not an Exception, and nothing else would report it
             if not isinstance(error, RunnerLost):
-                log.exception(Event("engine_failed", "The engine has a defect"))
+                log.exception("engine_failed", "The engine has a defect")
             finish, self.failure = "error", str(error) or repr(error)
         self._end(finish)
 
@@ -191,11 +190,9 @@ class EngineThread:
                 on_delta(delta)
             except Exception:  # the listener's defect ends its own answers only
                 log.exception(
-                    Event(
-                        "listener_failed",
-                        "The listener of request {request} failed",
-                        request=delta.request_id,
-                    )
+                    "listener_failed",
+                    "The listener of request {request} failed",
+                    request=delta.request_id,
                 )
                 self.engine.cancel(delta.request_id)
 
@@ -211,7 +208,7 @@ class EngineThread:
                     what()
             self._tell(self.engine.close(finish, error=self.failure))
         except Exception:  # a bug; this thread is the last that can report it
-            log.exception(Event("close_failed", "The engine could not be closed"))
+            log.exception("close_failed", "The engine could not be closed")
         for request_id, (_, num_open) in list(self._listeners.items()):
             self._tell([OutputDelta(request_id=request_id, finish=finish, error=self.failure)] * num_open)
         with self._changed:

@@ -16,7 +16,6 @@ The engine knows no threads; `background.py` runs it in one. An error in a step 
 that step with an error and no others; their blocks are free afterwards.
 """
 
-import logging
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Protocol
 
 from penstock.core import clock
 from penstock.core.errors import GrammarRefused, RunnerLost, UsageError, nearest
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.devices.kernel_table import KernelTable
 from penstock.engine.model_runner.batch import StepBatch, batch_of
 from penstock.engine.model_runner.capacity import Capacity
@@ -41,7 +40,7 @@ from penstock.engine.speculation.speculation import CompletedStep, Speculation
 from penstock.engine.stats import EngineCounters, Stats
 from penstock.engine.text_processor import TextProcessor
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 class TokenSampler(Protocol):
@@ -319,14 +318,12 @@ class Engine:
         """Log an adapter whose conversations will be refused, each as a prompt outside the vocabulary."""
         if missing := text_processor.names_without_rows(self.vocab_size_of(name)):
             log.warning(
-                Event(
-                    "adapter_without_rows",
-                    "Adapter {adapter} has no rows for tokens that its chat template writes ({tokens}), "
-                    "so its chats are refused: train them with PEFT's trainable_token_indices, or merge "
-                    "it with PEFT",
-                    adapter=name,
-                    tokens=", ".join(missing),
-                )
+                "adapter_without_rows",
+                "Adapter {adapter} has no rows for tokens that its chat template writes ({tokens}), "
+                "so its chats are refused: train them with PEFT's trainable_token_indices, or merge "
+                "it with PEFT",
+                adapter=name,
+                tokens=", ".join(missing),
             )
 
     def _check_adapter(self, name: str) -> None:
@@ -378,12 +375,10 @@ class Engine:
     def _fail(self, step: LaunchedStep, error: Exception) -> None:
         """Record a defect: it ends the answers of a step, not the engine."""
         log.exception(
-            Event(
-                "step_failed",
-                "A step of {tokens:#token} for {answers:#answer} failed",
-                tokens=step.plan.num_tokens,
-                answers=len(step.plan.shares),
-            )
+            "step_failed",
+            "A step of {tokens:#token} for {answers:#answer} failed",
+            tokens=step.plan.num_tokens,
+            answers=len(step.plan.shares),
         )
         self._counts.failed_steps += 1
         step.error = f"The engine failed to compute a step ({error!r})"

@@ -4,7 +4,6 @@ An adapter has one too. What its folder lacks is the model's: a tokenizer with t
 template that it was tuned with, and the tokens at which its answers end, besides the model's.
 """
 
-import logging
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ from typing import Any, Self, TypeVar
 from penstock.core.config import load_json
 from penstock.core.errors import InputError, UsageError
 from penstock.core.files import TOKENIZER_FILE
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.engine.detokenizer import TextStream
 from penstock.engine.embedding_rules import EmbeddingRules, read_rules
 from penstock.engine.sampling_params import Sampling
@@ -23,7 +22,7 @@ from penstock.text.companions import model_end_ids
 from penstock.text.template_markers import markers_in, may_be_text
 from penstock.text.tokenizer import Tokenizer
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _LARGE = 1e9
@@ -220,13 +219,11 @@ def _look_for_markers(folder: Path, tokenizer: Tokenizer, template: ChatTemplate
         if not may_be_text(marker) and len(tokenizer.encode(marker, special=True)) > 1
     ]:
         log.warning(
-            Event(
-                "markers_in_pieces",
-                "The vocabulary of {folder} lacks tokens that its chat template names ({markers}), so the "
-                "model reads them as text: use the tokenizer and the template of one model",
-                folder=str(folder),
-                markers=", ".join(lacking),
-            )
+            "markers_in_pieces",
+            "The vocabulary of {folder} lacks tokens that its chat template names ({markers}), so the "
+            "model reads them as text: use the tokenizer and the template of one model",
+            folder=str(folder),
+            markers=", ".join(lacking),
         )
 
 

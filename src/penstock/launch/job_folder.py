@@ -13,7 +13,6 @@ pods/               count of failed pods of each node, on Kubernetes (failed_pod
 """
 
 import json
-import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
@@ -29,13 +28,13 @@ from penstock.core import clock
 from penstock.core import config as configs
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import exclusive, is_locked, locked_at, write_json
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.launch.known_runs import remember
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import SupervisorState
 from penstock.obs.metric_names import METRICS_FILE
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 T = TypeVar("T")
 LAUNCH_FOLDER = "launch"
@@ -138,9 +137,7 @@ class JobFolder:
             write_json(self.path / "supervisor.json", {"idle": state.idle, "newest": state.newest})
         except OSError as error:
             log.warning(
-                Event(
-                    "counts_unwritten", "The counts of starts were not written: {error}", error=error.strerror
-                )
+                "counts_unwritten", "The counts of starts were not written: {error}", error=error.strerror
             )
 
     def mark_started(self, job: str) -> None:
@@ -227,12 +224,10 @@ class JobFolder:
                 os.close(descriptor)
         except OSError as error:
             log.warning(
-                Event(
-                    "transition_unwritten",
-                    "A transition was not written: {error}; it is {transition}",
-                    error=error.strerror,
-                    transition=line.rstrip(),
-                )
+                "transition_unwritten",
+                "A transition was not written: {error}; it is {transition}",
+                error=error.strerror,
+                transition=line.rstrip(),
             )
 
     def events(self) -> list[dict[str, Any]]:  # Any: JSON values

@@ -1,18 +1,17 @@
 """Functions over large tensors as few fused kernels, by torch.compile."""
 
-import logging
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import ParamSpec, TypeVar
 
 import torch
 
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _MAX_PROGRAMS = 64
 """Shapes of one function. torch's limit is 8; beyond it the function would run plain without a word."""
@@ -37,12 +36,10 @@ def fused(function: Callable[P, R], otherwise: Callable[P, R]) -> Callable[P, R]
             except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
                 fails = True
                 log.warning(
-                    Event(
-                        "compile_failed",
-                        "{function} does not compile: {error}",
-                        function=function.__qualname__,
-                        error=str(error).partition("\n")[0],
-                    )
+                    "compile_failed",
+                    "{function} does not compile: {error}",
+                    function=function.__qualname__,
+                    error=str(error).partition("\n")[0],
                 )
         return otherwise(*args, **options)
 

@@ -3,7 +3,6 @@
 Triton needs a C compiler and its own ptxas. Where either fails, kernels of torch compute.
 """
 
-import logging
 from contextlib import AbstractContextManager
 from functools import cache
 from importlib.util import find_spec
@@ -11,9 +10,9 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 def has_triton(device: torch.device) -> bool:
@@ -48,12 +47,10 @@ def _compiles(index: int) -> bool:
             launch(x)
     except Exception as error:  # compilers and drivers raise anything
         log.warning(
-            Event(
-                "triton_fails",
-                "Triton compiles no kernel for this GPU, so kernels of torch compute, without CUDA graphs of "
-                "steps and without compiled blocks: {error}",
-                error=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}",
-            )
+            "triton_fails",
+            "Triton compiles no kernel for this GPU, so kernels of torch compute, without CUDA graphs of "
+            "steps and without compiled blocks: {error}",
+            error=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}",
         )
         return False
     return True

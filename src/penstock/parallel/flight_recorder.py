@@ -5,7 +5,6 @@ step sent, and after a hang which collective each rank had reached.
 """
 
 import json
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace_json, _resolve_process_group  # type: ignore[attr-defined]
 
 from penstock.core.env import local_world_size
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.obs.traffic import Collective, by_axis
 from penstock.parallel.ethernet.all_to_all import MESSAGES
 from penstock.parallel.mesh import Mesh
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _BYTES = {
     "Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2,
@@ -111,10 +110,8 @@ class TrafficMeter:
         found = recorded(self._last)
         if not found.is_whole:
             log.warning(
-                Event(
-                    "traffic_uncounted",
-                    "Traffic is not counted: a step has more collectives than TORCH_FR_BUFFER_SIZE entries",
-                )
+                "traffic_uncounted",
+                "Traffic is not counted: a step has more collectives than TORCH_FR_BUFFER_SIZE entries",
             )
             return None
         messages = MESSAGES.sent_bytes - self._messages_before

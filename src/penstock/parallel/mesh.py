@@ -1,7 +1,6 @@
 """Process group, device and device mesh of a run, the same code for one rank or many."""
 
 import json
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,12 +15,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from penstock.core.env import Ranks, num_threads, ranks
 from penstock.core.errors import PeerLost, PenstockError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.devices import accelerator
 from penstock.parallel.layout import RankLayout
 from penstock.parallel.rendezvous import first_line, meet, open_store
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _PEER_GONE = (
     "Connection closed by peer",
@@ -233,7 +232,7 @@ def join(*, timeout_s: float = 600.0) -> Iterator[World]:
         yield World(who, device)
     except RuntimeError as error:
         if is_of_lost_peer(error):
-            log.debug(Event("peer_lost", "Lost a peer"), exc_info=True)
+            log.debug("peer_lost", "Lost a peer", exc_info=True)
             raise PeerLost from None
         raise
     finally:
@@ -251,7 +250,7 @@ def _start_group(who: Ranks, device: torch.device, *, timeout_s: float) -> None:
             store=store,
         )
     except (RuntimeError, ValueError) as error:
-        log.debug(Event("group_failed", "The group did not start"), exc_info=True)
+        log.debug("group_failed", "The group did not start", exc_info=True)
         raise PenstockError(
             f"Rank {who.rank} of {who.world_size} could not connect to the others",
             got=first_line(error),

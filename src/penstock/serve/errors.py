@@ -3,7 +3,6 @@
 {"error": {"message": "...", "type": "invalid_request_error", "param": "n", "code": null}}
 """
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -14,10 +13,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from penstock.core.errors import PenstockError, UsageError, near_match, nearest
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.serve.schema.base import Reply
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _MAX_REPORTED = 5
 _SHOWN_CHARACTERS = 80
@@ -127,7 +126,9 @@ def add_handlers(app: FastAPI) -> None:
 def unexpected(error: BaseException) -> ApiError:
     """Log an internal error; return the response without its details."""
     log.error(
-        Event("request_failed", "A request failed by a defect: {error}", error=type(error).__name__),
+        "request_failed",
+        "A request failed by a defect: {error}",
+        error=type(error).__name__,
         exc_info=error,
     )
     return ApiError(500, "Internal error. The server's log has the details.")

@@ -6,7 +6,6 @@ request is over, for any reason, none of its answers continues.
 """
 
 import asyncio
-import logging
 import re
 import secrets
 from collections.abc import Callable, Mapping
@@ -19,12 +18,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.core import clock
 from penstock.core.api_keys import Keys
 from penstock.core.listen import host_name, is_loopback
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.serve.errors import ApiError, ending, unexpected
 from penstock.serve.output_stream import OutputStream
 from penstock.serve.request_body import Bodies, check_unicode, replay
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 OPEN_TO_ALL = frozenset({"/", "/docs", "/health", "/ready", "/page.css", "/page.js", "/chat.js", "/dom.js"})
 """Routes without authentication: health probes, the web page where a user enters a key, the API reference."""
@@ -140,12 +139,10 @@ class RequestMiddleware:
             await error.response()(scope, receive, reply)
         except asyncio.CancelledError:  # shutdown, after waiting for this client
             log.warning(
-                Event(
-                    "request_cut",
-                    "Request {id} to {route} was cut: the server ends",
-                    id=reply.request_id,
-                    route=_route_of(scope),
-                )
+                "request_cut",
+                "Request {id} to {route} was cut: the server ends",
+                id=reply.request_id,
+                route=_route_of(scope),
             )
             if reply.status is None:
                 await ending().response()(scope, receive, reply)
@@ -179,15 +176,13 @@ class RequestMiddleware:
         route, visit = _route_of(scope), scope.get("state", {}).get("visit")
         status = reply.outcome(None if visit is None else visit.cut_by)
         log.debug(
-            Event(
-                "request",
-                "Request {id} to {route} of {client!r} ended with {status} after {duration_s:.3f} s",
-                id=reply.request_id,
-                route=route,
-                client="" if visit is None else visit.client,
-                status=status,
-                duration_s=seconds,
-            )
+            "request",
+            "Request {id} to {route} of {client!r} ended with {status} after {duration_s:.3f} s",
+            id=reply.request_id,
+            route=route,
+            client="" if visit is None else visit.client,
+            status=status,
+            duration_s=seconds,
         )
         self._on_done(route, status, seconds)
 

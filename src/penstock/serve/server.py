@@ -11,7 +11,6 @@ connection. A second signal exits without waiting.
 """
 
 import asyncio
-import logging
 import re
 import socket
 from collections import deque
@@ -24,7 +23,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from penstock.core import clock
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.core.signals import signal_name
 from penstock.serve.errors import ApiError
 from penstock.serve.state import AppState
@@ -169,7 +168,7 @@ class PatientProtocol(HttpToolsProtocol):
         self._leave()
 
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _LOOK_EVERY_S = 0.25
 _LAST_BYTES_S = 5
@@ -243,7 +242,7 @@ class _Server(uvicorn.Server):
         if self._service.draining:
             self.should_exit = self.force_exit = True
         self._service.draining = True
-        log.info(Event("signal", "Ending: received {signal}", signal=signal_name(sig)))
+        log.info("signal", "Ending: received {signal}", signal=signal_name(sig))
         if self._loop is None:  # not started yet
             self.should_exit = True
         else:
@@ -257,7 +256,7 @@ class _Server(uvicorn.Server):
             if self.server_state.tasks or self.server_state.total_requests != num_requests:
                 num_requests, busy_s = self.server_state.total_requests, clock.monotonic()
             elif self._idle_s is not None and clock.monotonic() - busy_s > self._idle_s:
-                log.info(Event("idle", "No request for {idle_s:g} s: the server ends", idle_s=self._idle_s))
+                log.info("idle", "No request for {idle_s:g} s: the server ends", idle_s=self._idle_s)
                 break
         self._service.draining = True
         self._service.bodies.end()
@@ -266,11 +265,9 @@ class _Server(uvicorn.Server):
             await asyncio.wait_for(bridge.wait_idle(), self._drain_s)
         except TimeoutError:
             log.warning(
-                Event(
-                    "drain_expired",
-                    "Open answers are cancelled: they take longer than {drain_s:g} s",
-                    drain_s=self._drain_s,
-                )
+                "drain_expired",
+                "Open answers are cancelled: they take longer than {drain_s:g} s",
+                drain_s=self._drain_s,
             )
             bridge.cancel_all()
         self.should_exit = True

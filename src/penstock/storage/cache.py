@@ -15,7 +15,6 @@ least recent use.
 
 import contextlib
 import hashlib
-import logging
 import os
 import re
 import threading
@@ -32,11 +31,11 @@ import numpy as np
 from penstock.core import clock, env
 from penstock.core.arrays import Float64, Int64
 from penstock.core.errors import CorpusError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.storage.cache_region import REGION_BYTES, Region
 from penstock.storage.options import RemoteOptions
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 WHOLE = "whole-"
 """Prefix of the names of copies of whole objects."""
@@ -160,13 +159,11 @@ class BlockCache:
                 if _delete(entry.path):
                     used -= entry.disk_bytes
             log.debug(
-                Event(
-                    "cache_swept",
-                    "Cache {path} was swept: {used_bytes:bytes} of {limit_bytes:bytes} are used",
-                    path=self._folder,
-                    used_bytes=used,
-                    limit_bytes=limit,
-                )
+                "cache_swept",
+                "Cache {path} was swept: {used_bytes:bytes} of {limit_bytes:bytes} are used",
+                path=self._folder,
+                used_bytes=used,
+                limit_bytes=limit,
             )
         for (key, index), region in mapped:
             if region.is_evicted():

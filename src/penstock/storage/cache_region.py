@@ -13,7 +13,6 @@ clean-up; an evicted file stays readable for processes that have it open.
 """
 
 import contextlib
-import logging
 import os
 import struct
 import zlib
@@ -25,7 +24,7 @@ import numpy as np
 
 from penstock.core import env
 from penstock.core.arrays import Bytes
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.storage.mapped import map_file
 
 PAGE_BYTES = 4096
@@ -43,7 +42,7 @@ _CLAIMED = 2 << 32
 _CRC = 0xFFFFFFFF
 _BOOT_SHIFT = 40  # bits above it: boot in which the page was written or checked
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 class Region:
@@ -92,12 +91,10 @@ class Region:
             missing.append(page)
             if entry & _PRESENT:
                 log.warning(
-                    Event(
-                        "page_damaged",
-                        "Page {page} of {path} in the cache is damaged and is fetched again",
-                        page=page,
-                        path=self.path,
-                    )
+                    "page_damaged",
+                    "Page {page} of {path} in the cache is damaged and is fetched again",
+                    page=page,
+                    path=self.path,
                 )
         if checked and self._boot:
             self._trust(checked)

@@ -5,7 +5,6 @@ Every answer is compared with the request: range, length, and the identity of th
 retries are made here, where an error can name the object and the remedy.
 """
 
-import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import thread
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.core import clock, env
 from penstock.core.errors import CorpusChanged, CorpusError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.storage.address import Address, check_name
 from penstock.storage.base import Absent
 from penstock.storage.block_checksums import Check
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _MAX_OBJECTS = 2_000_000  # in one corpus; stops the listing of a wrong prefix before memory is full
 _MAX_WRONG = 4  # wrong checksums of one range before the object counts as damaged
@@ -217,17 +216,15 @@ class Store:
             if failure.permanent or passed_s + wait_s > options.deadline_s:
                 raise _given_up(self.address, name, failure, attempts=attempts, passed_s=passed_s)
             log.warning(
-                Event(
-                    "store_unanswered",
-                    "{place} did not answer attempt {attempt} for {object!r} ({reason}). The next one "
-                    "follows in {wait_s:.1f} s, the last one {deadline_s:.0f} s after the first",
-                    place=self.address.place,
-                    attempt=attempts,
-                    object=name,
-                    reason=failure.reason,
-                    wait_s=wait_s,
-                    deadline_s=options.deadline_s,
-                )
+                "store_unanswered",
+                "{place} did not answer attempt {attempt} for {object!r} ({reason}). The next one "
+                "follows in {wait_s:.1f} s, the last one {deadline_s:.0f} s after the first",
+                place=self.address.place,
+                attempt=attempts,
+                object=name,
+                reason=failure.reason,
+                wait_s=wait_s,
+                deadline_s=options.deadline_s,
             )
             if not _waited(wait_s):
                 raise _given_up(self.address, name, failure, attempts=attempts, passed_s=passed_s)

@@ -4,7 +4,6 @@ An error while prefetching is ignored here: the read itself raises it again. Thr
 requests that still wait when the interpreter ends, or when their blob is gone, are dropped.
 """
 
-import logging
 import os
 import threading
 from collections.abc import Iterable, Mapping
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from penstock.core.arrays import Array, Float64, Int64
 from penstock.core.errors import CorpusError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.storage.base import FarSlices, NextUse, check_range
 from penstock.storage.cache import WHOLE, BlockCache, writing_to
 from penstock.storage.cache_region import REGION_BYTES, REGION_SHIFT
@@ -140,7 +139,7 @@ class Ahead:
         try:
             blob.bring(start, stop)
         except CorpusError as error:
-            log.debug(Event("prefetch_failed", "Fetching ahead failed: {error}", error=error))
+            log.debug("prefetch_failed", "Fetching ahead failed: {error}", error=error)
 
 
 class RemoteBlob:
@@ -263,6 +262,6 @@ class RemoteBlob:
         return found
 
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _MAX_WAITING = 16_384  # queued spans; a pool of 16 blocks is 16. Beyond, spans are fetched when read

@@ -6,21 +6,20 @@ depends on its documents, so a rare kind would be compiled in mid-run, on one ra
 the first batch of each shape passes through all of them, with a loss of zero, and nothing is updated.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 
 from penstock.core import clock
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.parallel.config import CompileConfig
 from penstock.parallel.mesh import World
 from penstock.train.objective import DeviceBatch
 from penstock.train.state import TrainState
 from penstock.train.step import WHOLE_ROWS, check_batch, device_parts, loss_sum, passes
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _SHORT = 32
 """Tokens of a short document: below the 64 from which on a document is worth a call (nn/kernels/sdpa.py)."""
@@ -66,15 +65,13 @@ def compile_ahead(
     if world.is_first:
         seconds = clock.monotonic() - began
         log.info(
-            Event(
-                "compiled",
-                "Compiled the programs of a step of {rows} rows of {length:,} tokens, "
-                "{micro_batch_rows} at a time, in {duration_s:.0f} s",
-                rows=shape[0],
-                length=shape[1],
-                micro_batch_rows=shape[2],
-                duration_s=seconds,
-            )
+            "compiled",
+            "Compiled the programs of a step of {rows} rows of {length:,} tokens, "
+            "{micro_batch_rows} at a time, in {duration_s:.0f} s",
+            rows=shape[0],
+            length=shape[1],
+            micro_batch_rows=shape[2],
+            duration_s=seconds,
         )
     mark("")
 

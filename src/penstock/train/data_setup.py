@@ -1,6 +1,5 @@
 """Data of a recipe: training rows, held-out rows, and checks that they suffice."""
 
-import logging
 from bisect import bisect_right
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,7 +14,7 @@ from penstock.checkpoint.storage import place_in
 from penstock.core.arrays import Int64
 from penstock.core.errors import CheckpointDamaged, CheckpointError, ConfigError
 from penstock.core.files import TOKENIZER_FILE
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.data import Loader
 from penstock.data.corpus.columns import LEARNED
 from penstock.data.schedule.change_log import Change
@@ -25,7 +24,7 @@ from penstock.train.recipe.config import RunConfig, TrainConfig
 from penstock.train.recipe.planned_changes import changes, micro_batch_sizes
 from penstock.train.tune.check_corpora import check_corpora
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 FIELDS = ("input_ids", "labels", "cu_seqlens", "position_ids")
 """Batch fields that a training step needs."""
@@ -140,11 +139,9 @@ def warn_of_templates(loader: Loader) -> None:
     found = {name: c.manifest.chat.template for name, c in loader.corpora.items() if c.manifest.chat}
     if len(set(found.values())) > 1:
         log.warning(
-            Event(
-                "templates_differ",
-                "Corpora were written by different chat templates; the run keeps the first's: {templates}",
-                templates=found,
-            )
+            "templates_differ",
+            "Corpora were written by different chat templates; the run keeps the first's: {templates}",
+            templates=found,
         )
 
 
@@ -153,13 +150,11 @@ def warn_of_packing(config: TrainConfig, loader: Loader) -> None:
     chats = [name for name, corpus in loader.corpora.items() if LEARNED in corpus.columns]
     if chats and config.data.packing != "whole":
         log.warning(
-            Event(
-                "packing_cuts",
-                "data.packing {packing!r} may cut a conversation of {corpora}, and the rest of an "
-                "answer is then learned without its question. data.packing = 'whole' cuts none",
-                packing=config.data.packing,
-                corpora=chats,
-            )
+            "packing_cuts",
+            "data.packing {packing!r} may cut a conversation of {corpora}, and the rest of an "
+            "answer is then learned without its question. data.packing = 'whole' cuts none",
+            packing=config.data.packing,
+            corpora=chats,
         )
 
 

@@ -4,13 +4,12 @@ Training is not touched (see live_engine.py), and the same questions with the sa
 time. An evaluation that fails is logged and recorded, and training goes on.
 """
 
-import logging
 from pathlib import Path
 from typing import Any
 
 from penstock.core import clock
 from penstock.core.errors import PenstockError, UsageError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.evaluation.evaluate import evaluate
 from penstock.evaluation.options import EvaluationOptions
 from penstock.evaluation.tables import scores_of
@@ -21,7 +20,7 @@ from penstock.train.live_engine import LiveEngineFailed, live_engine, signs_of_l
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.state import TrainState
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _MAX_SEQUENCES = 64
 
@@ -69,19 +68,17 @@ class LiveTasks:
         except LiveEngineFailed as error:
             if world.is_first:
                 log.warning(
-                    Event(
-                        "evaluation_failed",
-                        "The evaluation of step {step:,} failed: {error}",
-                        step=state.step,
-                        error=error,
-                    )
+                    "evaluation_failed",
+                    "The evaluation of step {step:,} failed: {error}",
+                    step=state.step,
+                    error=error,
                 )
             return {"event": "evaluation_failed", "step": state.step, "why": str(error)}
         if not found:
             return {}
         scores = scores_of(found)
         shown = ", ".join(f"{name} {value:.4f}" for name, (value, _) in scores.items())
-        log.info(Event("evaluated", "Evaluated step {step:,}: {scores}", step=state.step, scores=shown))
+        log.info("evaluated", "Evaluated step {step:,}: {scores}", step=state.step, scores=shown)
         return {
             "event": "evaluation",
             "step": state.step,

@@ -4,7 +4,6 @@ Each iteration takes one batch, one step, one record; it validates and saves whe
 request to stop inside the step, so all leave after the same one, with a checkpoint.
 """
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -16,7 +15,7 @@ from penstock.checkpoint.saver import RetentionPolicy, Saver
 from penstock.checkpoint.storage import place_in
 from penstock.core import clock
 from penstock.core import config as configs
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.core.rng import key_of
 from penstock.devices import accelerator
 from penstock.obs.meter import StepMeter
@@ -35,7 +34,7 @@ from penstock.train.step import ControlFlags, StepResult, train_step
 if TYPE_CHECKING:
     from penstock.train.samples import PromptSamples
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 def train(
@@ -184,12 +183,10 @@ def skip_event(state: TrainState, result: StepResult) -> Record:
     """Log a skipped step; return its event."""
     if state.mesh.rank == 0:
         log.warning(
-            Event(
-                "skipped",
-                "Step {step:,} was skipped, the weights were not changed. {reason}",
-                step=state.step,
-                reason=result.skipped,
-            )
+            "skipped",
+            "Step {step:,} was skipped, the weights were not changed. {reason}",
+            step=state.step,
+            reason=result.skipped,
         )
     is_finite = math.isfinite(result.loss) and math.isfinite(result.grad_norm)
     return {"event": "skipped", "step": state.step, "why": result.skipped, "is_finite": is_finite}

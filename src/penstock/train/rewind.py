@@ -9,7 +9,6 @@ doing so twice changes nothing.
 """
 
 import json
-import logging
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from penstock.checkpoint.find import SavedCheckpoint
 from penstock.checkpoint.layout import step_of
 from penstock.core.errors import PenstockError
 from penstock.core.files import write_json
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.data import Loader
 from penstock.obs.metric_names import LEFT_OUT_FILE
 from penstock.parallel.mesh import World, broadcast
@@ -27,7 +26,7 @@ from penstock.train.data_setup import checkpoints
 from penstock.train.guard import Rewind
 from penstock.train.recipe.config import TrainConfig
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 def go_back(config: TrainConfig, world: World, asked: Rewind, *, tried: list[str]) -> None:
@@ -47,16 +46,14 @@ def go_back(config: TrainConfig, world: World, asked: Rewind, *, tried: list[str
     tried.append(before[-1])
     if world.is_first:
         log.warning(
-            Event(
-                "rewound",
-                "{reason:sentence}. Going back to {checkpoint}, without the data of the steps up to {step:,} "
-                "(rewind {rewind} of {max_rewinds})",
-                reason=asked.why,
-                checkpoint=before[-1],
-                step=asked.step,
-                rewind=rewinds,
-                max_rewinds=config.guard.max_rewinds,
-            )
+            "rewound",
+            "{reason:sentence}. Going back to {checkpoint}, without the data of the steps up to {step:,} "
+            "(rewind {rewind} of {max_rewinds})",
+            reason=asked.why,
+            checkpoint=before[-1],
+            step=asked.step,
+            rewind=rewinds,
+            max_rewinds=config.guard.max_rewinds,
         )
         note_rewind(Path(config.run.dir), to=asked.step)
         for saved in checkpoints(config):

@@ -19,7 +19,7 @@ from penstock.checkpoint.storage import place_in
 from penstock.core import clock, env, log
 from penstock.core import config as configs
 from penstock.core.files import exclusive
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.core.signals import StopFlag
 from penstock.core.toml import plain
 from penstock.data.loader_state import ResumeChange
@@ -65,7 +65,7 @@ from penstock.train.tune.corpus_pass import PassStopped
 if TYPE_CHECKING:
     from penstock.train.samples import PromptSamples
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
 _TIMEOUT_S = 600.0  # of a collective; the watchdog, with a better report, comes first
 _BEGIN_WITHIN_S = 20.0
@@ -157,9 +157,7 @@ def _end(_signal: str) -> None:
 
 
 def _say_stopped_early() -> None:
-    logger.info(
-        Event("stopped", "Stopped on request before the first step. Run the same command to continue")
-    )
+    logger.info("stopped", "Stopped on request before the first step. Run the same command to continue")
 
 
 def _check_memory(recipe: TrainConfig, world: World, *, oversubscribe: bool) -> None:
@@ -221,11 +219,9 @@ def _train(
         _say_finished(recipe, state)
     elif world.is_first:
         logger.info(
-            Event(
-                "stopped",
-                "Stopped on request after step {step:,}. Run the same command to continue",
-                step=state.step,
-            )
+            "stopped",
+            "Stopped on request after step {step:,}. Run the same command to continue",
+            step=state.step,
         )
     return finished
 
@@ -247,17 +243,15 @@ def _say_finished(recipe: TrainConfig, state: TrainState) -> None:
     quoted = shlex.quote(str(folder))
     use = f"penstock generate {quoted} --prompt TEXT" if recipe.tune is None else f"penstock chat {quoted}"
     logger.info(
-        Event(
-            "finished",
-            "Finished: {steps:,} steps are done. Raise {key} to continue. What to do next:\n"
-            "  draw its curves as a page: penstock report {path:shell}\n"
-            "  ask the model: {use}\n"
-            "  convert it to a Hugging Face folder: penstock export {path:shell} --out FOLDER",
-            steps=step,
-            key=recipe.run.length_key,
-            path=folder,
-            use=use,
-        )
+        "finished",
+        "Finished: {steps:,} steps are done. Raise {key} to continue. What to do next:\n"
+        "  draw its curves as a page: penstock report {path:shell}\n"
+        "  ask the model: {use}\n"
+        "  convert it to a Hugging Face folder: penstock export {path:shell} --out FOLDER",
+        steps=step,
+        key=recipe.run.length_key,
+        path=folder,
+        use=use,
     )
 
 
@@ -273,27 +267,23 @@ def _say_early_stop(recipe: TrainConfig, early: EarlyStop, step: int) -> None:
             f"{early.waited} validations since did not improve on it"
         )
     logger.info(
-        Event(
-            "finished_early",
-            "Finished early, after step {steps:,}: {reason}. Raise validate.stop_after to continue. To draw "
-            "its curves as a page: penstock report {path:shell}",
-            steps=step,
-            reason=why,
-            path=folder,
-        )
+        "finished_early",
+        "Finished early, after step {steps:,}: {reason}. Raise validate.stop_after to continue. To draw "
+        "its curves as a page: penstock report {path:shell}",
+        steps=step,
+        reason=why,
+        path=folder,
     )
     if best:
         logger.info(
-            Event(
-                "best_checkpoint",
-                "The checkpoint of step {step:,} is kept. The best loss was after step {best_step:,}. What "
-                "to do next:\n"
-                "  generate text: penstock generate {path:shell} --prompt TEXT\n"
-                "  convert it to a Hugging Face folder: penstock export {path:shell} --out FOLDER",
-                step=kept,
-                best_step=early.best_step,
-                path=best,
-            )
+            "best_checkpoint",
+            "The checkpoint of step {step:,} is kept. The best loss was after step {best_step:,}. What "
+            "to do next:\n"
+            "  generate text: penstock generate {path:shell} --prompt TEXT\n"
+            "  convert it to a Hugging Face folder: penstock export {path:shell} --out FOLDER",
+            step=kept,
+            best_step=early.best_step,
+            path=best,
         )
 
 
@@ -396,14 +386,12 @@ def _say_kernels(state: TrainState) -> None:
     """Log the kernels that a resumed run computes with from here on, where they are others than before."""
     for name, (before, now) in changes_of(state.resumed_kernels, state.kernels).items():
         logger.warning(
-            Event(
-                "kernel_changed",
-                "From step {step:,} on, {operation} is computed by {now} instead of {before}",
-                step=state.step + 1,
-                operation=name,
-                now=now,
-                before=before,
-            )
+            "kernel_changed",
+            "From step {step:,} on, {operation} is computed by {now} instead of {before}",
+            step=state.step + 1,
+            operation=name,
+            now=now,
+            before=before,
         )
 
 
@@ -426,29 +414,25 @@ def _start_record(state: TrainState, world: World, kept: KeptRecipe, peak: RunPe
 def _say_changes(kept: KeptRecipe) -> None:
     for name, (before, now) in [*kept.changes.items()][:_MAX_CHANGES]:
         logger.info(
-            Event(
-                "setting_changed",
-                "This start changes {setting} from {before} to {now}",
-                setting=name,
-                before=plain(before),
-                now=plain(now),
-            )
+            "setting_changed",
+            "This start changes {setting} from {before} to {now}",
+            setting=name,
+            before=plain(before),
+            now=plain(now),
         )
     if len(kept.changes) > _MAX_CHANGES:
         logger.info(
-            Event(
-                "settings_changed",
-                "This start changes {settings:#setting} in all: see {path}",
-                settings=len(kept.changes),
-                path=kept.file,
-            )
+            "settings_changed",
+            "This start changes {settings:#setting} in all: see {path}",
+            settings=len(kept.changes),
+            path=kept.file,
         )
 
 
 def _say_shortened(recipe: TrainConfig) -> None:
     """Say that the schedule is fitted to a run that is shorter than its warm-up and decay."""
     if change := shortened(recipe.schedule, steps=recipe.run.steps):
-        logger.info(Event("schedule_shortened", "{change}", change=change))
+        logger.info("schedule_shortened", "{change}", change=change)
 
 
 def _say_raised_rate(recipe: TrainConfig, kept: KeptRecipe, *, step: int) -> None:
@@ -476,16 +460,14 @@ def _say_raised_rate(recipe: TrainConfig, kept: KeptRecipe, *, step: int) -> Non
             if name in ("run.steps", "optim.learning_rate") or name.startswith(prefix)
         ]
         logger.warning(
-            Event(
-                "learning_rate_raised",
-                "The learning rate of step {step:,} rises from {before:.3g} to {now:.3g}: {causes}. "
-                "To continue at {before:.3g}, set optim.learning_rate = {before:.3g} and "
-                'schedule.rule = "constant"',
-                step=step + 1,
-                before=was,
-                now=now,
-                causes="; ".join(causes),
-            )
+            "learning_rate_raised",
+            "The learning rate of step {step:,} rises from {before:.3g} to {now:.3g}: {causes}. "
+            "To continue at {before:.3g}, set optim.learning_rate = {before:.3g} and "
+            'schedule.rule = "constant"',
+            step=step + 1,
+            before=was,
+            now=now,
+            causes="; ".join(causes),
         )
 
 
@@ -531,25 +513,21 @@ def _say_peak(peak: RunPeak, world: World) -> None:
     ranks = world.ranks.world_size
     if peak.flops is None:
         logger.info(
-            Event(
-                "peak",
-                "Other work disturbed the measurement of the peak of {ranks:#process} of {threads:#thread}: "
-                "no MFU is recorded for this start",
-                ranks=ranks,
-                threads=peak.threads,
-            )
+            "peak",
+            "Other work disturbed the measurement of the peak of {ranks:#process} of {threads:#thread}: "
+            "no MFU is recorded for this start",
+            ranks=ranks,
+            threads=peak.threads,
         )
     else:
         logger.info(
-            Event(
-                "peak",
-                "Peak of {ranks:#process} of {threads:#thread} on {device}: {flop_per_s:flops}; MFU "
-                "is relative to that",
-                ranks=ranks,
-                threads=peak.threads,
-                device=peak.device,
-                flop_per_s=peak.flops,
-            )
+            "peak",
+            "Peak of {ranks:#process} of {threads:#thread} on {device}: {flop_per_s:flops}; MFU "
+            "is relative to that",
+            ranks=ranks,
+            threads=peak.threads,
+            device=peak.device,
+            flop_per_s=peak.flops,
         )
 
 
@@ -576,27 +554,21 @@ def _warn_of_emulation(recipe: TrainConfig, world: World, peak: float) -> None:
         slower = peak_flops(world.device, torch.float32) / peak
         if slower > _EMULATED:
             logger.warning(
-                Event(
-                    "compute_emulated",
-                    "The setting compute = {compute!r} is emulated here, {slowdown:.0f} times slower than "
-                    "float32: use --set compute=float32",
-                    compute=recipe.compute,
-                    slowdown=slower,
-                )
+                "compute_emulated",
+                "The setting compute = {compute!r} is emulated here, {slowdown:.0f} times slower than "
+                "float32: use --set compute=float32",
+                compute=recipe.compute,
+                slowdown=slower,
             )
     if linear != "compute" and not has_native(RECIPES[linear], kind):
         logger.warning(
-            Event(
-                "linear_emulated",
-                "precision.linear = {linear!r} is emulated here: same rounding, no speedup",
-                linear=linear,
-            )
+            "linear_emulated",
+            "precision.linear = {linear!r} is emulated here: same rounding, no speedup",
+            linear=linear,
         )
     if recipe.compile.enabled and not may_compile(RECIPES.get(linear), kind):
         logger.warning(
-            Event(
-                "compile_left_out",
-                "Blocks are not compiled: torch's compiler for CPUs fails on {linear}",
-                linear=linear,
-            )
+            "compile_left_out",
+            "Blocks are not compiled: torch's compiler for CPUs fails on {linear}",
+            linear=linear,
         )

@@ -4,7 +4,6 @@ Greedy, so what changes between two steps is what the model learned between them
 copy, say) warns and training goes on: samples are for reading.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,7 +15,7 @@ from penstock.checkpoint.resume import agreed
 from penstock.core import clock
 from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.data.types import IGNORED_LABEL
 from penstock.engine.llm import LLM
 from penstock.engine.sampling_params import Params, Sampling
@@ -29,7 +28,7 @@ from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.samples_config import SampleChat, SamplesConfig
 from penstock.train.state import TrainState
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _MAX_PROMPT_TOKENS = 32  # of a text; a conversation goes up to its first answer
 _MIN_TOKENS = 4
@@ -88,9 +87,7 @@ class PromptSamples:
         except LiveEngineFailed as error:
             if world.is_first:
                 log.warning(
-                    Event(
-                        "samples_failed", "No samples at step {step:,}: {error}", step=state.step, error=error
-                    )
+                    "samples_failed", "No samples at step {step:,}: {error}", step=state.step, error=error
                 )
             return None
         if not world.is_first:
@@ -195,12 +192,10 @@ def _heldout(config: TrainConfig, processor: TextProcessor) -> list[SamplePrompt
         found += [prompt for prompt in _of_row(batch, asked, processor) if prompt not in found][:1]
     if len(found) < asked.heldout:
         log.warning(
-            Event(
-                "samples_heldout",
-                "Only {found} held-out documents can serve as prompts, of {requested} requested",
-                found=len(found),
-                requested=asked.heldout,
-            )
+            "samples_heldout",
+            "Only {found} held-out documents can serve as prompts, of {requested} requested",
+            found=len(found),
+            requested=asked.heldout,
         )
     return found
 
@@ -262,13 +257,11 @@ def _check_lengths(prompts: Sequence[SamplePrompt], *, context: int) -> None:
 def _say(step: int, answer: Mapping[str, str]) -> None:
     prompt, text = (_shortened(answer[name]) for name in ("prompt", "answer"))
     log.info(
-        Event(
-            "sample",
-            "Sample of step {step:,}: {prompt!r} -> {answer!r}",
-            step=step,
-            prompt=prompt,
-            answer=text,
-        )
+        "sample",
+        "Sample of step {step:,}: {prompt!r} -> {answer!r}",
+        step=step,
+        prompt=prompt,
+        answer=text,
     )
 
 

@@ -1,7 +1,6 @@
 """Setup: recipe to live objects in one visible order: loaders, model, shards, weights, optimizer, resume."""
 
 import json
-import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from penstock.core import config as configs
 from penstock.core.env import local_world_size, memory_bytes, num_gloo_interfaces
 from penstock.core.errors import ConfigError
 from penstock.core.files import TOKENIZER_FILE, write_atomic
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.data import Loader
 from penstock.data.corpus.columns import LEARNED
 from penstock.data.corpus.spec import absolute
@@ -76,7 +75,7 @@ if TYPE_CHECKING:
     from penstock.models.decoder.model import Decoder
     from penstock.parallel.ethernet.scheduler import Ethernet
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 def build_model(
@@ -97,11 +96,9 @@ def build_model(
     model.limit_texts(config.data.longest)
     if config.model.attn_logit_softcapping is not None:
         log.info(
-            Event(
-                "capped_attention",
-                "The model caps attention scores, which no fused kernel does: PyTorch computes attention "
-                "step by step, on CPUs in up to twice the time of other models",
-            )
+            "capped_attention",
+            "The model caps attention scores, which no fused kernel does: PyTorch computes attention "
+            "step by step, on CPUs in up to twice the time of other models",
         )
     model.choose = partial(choose_kernel, kernels=kernels)  # not a module
     compute, stored = getattr(torch, config.compute), STORAGES[config.precision.weights].dtype
@@ -200,18 +197,14 @@ def _masters(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> di
 
 
 def _say_start(start: StartWeights, model: DecoderConfig) -> None:
-    log.info(
-        Event("started", "Started from the weights in {path} (hash {hash})", path=start, hash=start.identity)
-    )
+    log.info("started", "Started from the weights in {path} (hash {hash})", path=start, hash=start.identity)
     if model.vocab_size > start.model.vocab_size:
         log.info(
-            Event(
-                "vocabulary_grew",
-                "The corpora's tokenizer has tokens that the model lacks: its vocabulary grows from "
-                "{rows_before:,} to {rows:,} rows. New rows are the mean of the old",
-                rows_before=start.model.vocab_size,
-                rows=model.vocab_size,
-            )
+            "vocabulary_grew",
+            "The corpora's tokenizer has tokens that the model lacks: its vocabulary grows from "
+            "{rows_before:,} to {rows:,} rows. New rows are the mean of the old",
+            rows_before=start.model.vocab_size,
+            rows=model.vocab_size,
         )
 
 
@@ -330,18 +323,16 @@ def restore(state: TrainState, config: TrainConfig, world: World) -> None:
     names = broadcast(world, [saved.name for saved in checkpoints(config)] if world.is_first else None)
     place = place_in(Path(config.run.dir), config.checkpoint.dir)
     if saved := resume([SavedCheckpoint(place, name) for name in names], from_):
-        log.info(Event("resumed", "Resumed after step {step:,}, from {path}", step=state.step, path=saved))
+        log.info("resumed", "Resumed after step {step:,}, from {path}", step=state.step, path=saved)
         if world.is_first and state.resumed_numerics != NUMERICS:
             log.warning(
-                Event(
-                    "numerics_changed",
-                    "Another version of Penstock, which computes in another order (numerics {before}, now"
-                    " {now}), trained up to step {step:,}. From here on losses may differ in their last "
-                    "digits from what they would have been",
-                    before=state.resumed_numerics,
-                    now=NUMERICS,
-                    step=state.step,
-                )
+                "numerics_changed",
+                "Another version of Penstock, which computes in another order (numerics {before}, now"
+                " {now}), trained up to step {step:,}. From here on losses may differ in their last "
+                "digits from what they would have been",
+                before=state.resumed_numerics,
+                now=NUMERICS,
+                step=state.step,
             )
 
 

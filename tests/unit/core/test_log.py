@@ -3,13 +3,23 @@
 import json
 import logging
 import re
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import UsageError
-from penstock.core.log import Event, _logfmt, choose_format, is_set_up, print_event, set_up, warnings_once
+from penstock.core.log import (
+    Event,
+    EventLog,
+    _logfmt,
+    choose_format,
+    is_set_up,
+    print_event,
+    set_up,
+    warnings_once,
+)
 from tests.examples import examples
 
 log = logging.getLogger("penstock.somewhere")
@@ -46,10 +56,31 @@ def test_each_rank_says_what_is_its_to_say(
     capsys: pytest.CaptureFixture[str], options: dict[str, int], shown: list[str]
 ) -> None:
     set_up(**options)  # type: ignore[arg-type]
-    log.debug(Event("detail", "detail {n}", n=1))
-    log.info(Event("event", "event {n}", n=2))
-    log.warning(Event("odd", "odd {n}", n=3))
+    events = EventLog("penstock.somewhere")
+    events.debug("detail", "detail {n}", n=1)
+    events.info("event", "event {n}", n=2)
+    events.warning("odd", "odd {n}", n=3)
     assert lines(capsys) == shown
+
+
+def test_a_record_names_the_module_that_logs(caplog: pytest.LogCaptureFixture) -> None:
+    events = EventLog("penstock.somewhere")
+    caplog.set_level(logging.DEBUG)
+    for log_it in (events.debug, events.info, events.warning, events.error, partial(events.log, 20)):
+        log_it("saved", "Saved")
+    assert {record.module for record in caplog.records} == {"test_log"}
+
+
+def test_a_failure_is_logged_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up()
+    events = EventLog("penstock.somewhere")
+    try:
+        raise ValueError("of this place")
+    except ValueError as error:
+        events.exception("broken", "{what} is broken", what="it")
+        events.error("failed", "{what} failed", what="it", exc_info=error)
+    found = lines(capsys)
+    assert [found[0], found.count("ValueError: of this place")] == ["Error: it is broken.", 2]
 
 
 def test_setting_up_twice_does_not_say_things_twice(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import penstock
 
 ROOT = Path(penstock.__file__).parent
 LOGGERS = {"log", "logger", "_log"}
-LEVELS = {"debug", "info", "warning", "error", "exception"}
+LEVELS = {"debug", "info", "warning", "error", "exception", "log"}
 RESERVED = {"time", "level", "logger", "event", "message", "traceback"}
 
 
@@ -31,35 +31,32 @@ def is_event(func):
 
 
 @cache
-def trees():
-    """Return the syntax tree of each file that logs."""
-    return {
-        str(path.relative_to(ROOT)): ast.parse(text)
+def events():
+    """Return `file:line`, and the call, of each event."""
+    return [
+        (f"{path.relative_to(ROOT)}:{call.lineno}", call)
         for path in sorted(ROOT.rglob("*.py"))
-        if "logging.getLogger" in (text := path.read_text()) or "core.log import" in text
-    }
+        if "core.log import" in (text := path.read_text())
+        for call in calls(ast.parse(text), lambda func: is_event(func) or is_log(func))
+    ]
 
 
 def test_the_keys_of_an_event_are_those_of_its_sentence():
-    events = [
-        (f"{file}:{node.lineno}", node) for file, tree in trees().items() for node in calls(tree, is_event)
-    ]
-    assert len(events) > 100
-    for where, call in events:
-        name, sentence = (ast.literal_eval(argument) for argument in call.args)
+    assert len(events()) > 100
+    for where, call in events():
+        has_level = isinstance(call.func, ast.Attribute) and call.func.attr == "log"
+        name, sentence = (ast.literal_eval(argument) for argument in call.args[has_level:])
         assert name.replace("_", "").isalpha(), where
         named = {field.partition(".")[0] for _, field, _, _ in Formatter().parse(sentence) if field}
-        keys = {keyword.arg for keyword in call.keywords}
+        keys = {keyword.arg for keyword in call.keywords} - {"exc_info"}
         assert named == keys, where
         assert not keys & RESERVED, where
 
 
-def test_no_value_is_formatted_into_a_message_without_its_name():
-    found = []
-    for name, tree in trees().items():
-        for call in calls(tree, is_log):
-            message, *others = call.args
-            is_built = isinstance(message, (ast.JoinedStr, ast.BinOp))
-            if others or is_built or any(keyword.arg == "extra" for keyword in call.keywords):
-                found.append(f"{name}:{call.lineno}")
+def test_modules_log_by_events():
+    found = [
+        str(path.relative_to(ROOT))
+        for path in ROOT.rglob("*.py")
+        if "logging.getLogger(__name__)" in path.read_text()
+    ]
     assert found == []

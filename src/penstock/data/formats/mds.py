@@ -7,7 +7,6 @@ read as its `train` split; for another, name that split's folder.
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from typing import Any, BinaryIO
@@ -15,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from penstock.core.errors import CorpusError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.core.packages import Package
 from penstock.data.formats import Format, Options
 from penstock.data.formats.choice import COLUMN, by_folder, in_order, one_split
@@ -27,7 +26,7 @@ from penstock.storage.base import Absent, Blob, LocalBlob, Storage, probe
 
 pa = Package("pyarrow", "Compressed files")
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _INDEX = "index.json"
 _FIRST = "shard.00000.mds"  # the name that the library gives the first
@@ -248,11 +247,9 @@ def _differences(told: dict[str, Any], blob: Blob) -> Iterator[str]:  # Any: JSO
 @cache  # once a process, however many shards there are
 def _say_not_checked(kind: str) -> None:
     log.warning(
-        Event(
-            "checksum_unchecked",
-            "{checksum} checksums of MDS indices are not verified: no installed package computes them",
-            checksum=kind,
-        )
+        "checksum_unchecked",
+        "{checksum} checksums of MDS indices are not verified: no installed package computes them",
+        checksum=kind,
     )
 
 

@@ -5,17 +5,16 @@ compute the same, more slowly: `collate` for rows, `packing` for pools.
 """
 
 import ctypes
-import logging
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.core.native_build import NotBuilt, Unit, find_compiler, library_of
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=gnu11", "-O3", "-fPIC")
@@ -65,12 +64,10 @@ def library() -> ctypes.CDLL | None:
         loaded = ctypes.CDLL(str(built_library()))
     except (NotBuilt, OSError) as error:
         log.warning(
-            Event(
-                "loader_functions_missing",
-                "The compiled functions of the loader are not used, numpy makes batches instead, "
-                "slower: {reason}",
-                reason=error,
-            )
+            "loader_functions_missing",
+            "The compiled functions of the loader are not used, numpy makes batches instead, "
+            "slower: {reason}",
+            reason=error,
         )
         return None
     for name, arguments in _FUNCTIONS.items():

@@ -13,7 +13,6 @@ needs a part starts another, which continues the work.
 import errno
 import fcntl
 import json
-import logging
 import os
 import signal
 import socket
@@ -29,7 +28,7 @@ from pathlib import Path
 from penstock.core import clock, env
 from penstock.core.errors import CorpusError, PenstockError, RunLocked
 from penstock.core.files import MANIFEST_FILE
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.core.signals import signal_name
 from penstock.core.system_errors import in_words
 from penstock.data.corpus.manifest import load_manifest
@@ -228,7 +227,7 @@ if __name__ == "__main__":
     sys.exit(main(sys.argv))
 
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 LOCK_FILE = ".preparing"
 
@@ -305,13 +304,11 @@ class Preparation:
                 )
             self._children.append(child)
             log.info(
-                Event(
-                    "preparing",
-                    "Preparing {corpus} in {path} (process {pid}); training reads the finished parts",
-                    corpus=self._what,
-                    path=self.folder,
-                    pid=child.pid,
-                )
+                "preparing",
+                "Preparing {corpus} in {path} (process {pid}); training reads the finished parts",
+                corpus=self._what,
+                path=self.folder,
+                pid=child.pid,
             )
         finally:
             os.close(held)  # the preparer inherited it and keeps the lock
@@ -322,14 +319,12 @@ class Preparation:
             return
         self._reported = now
         log.info(
-            Event(
-                "preparing",
-                "Preparing {corpus}: {done_bytes:bytes} of {total_bytes:bytes} are read, {tokens:si} tokens",
-                corpus=self._what,
-                done_bytes=status.done_bytes,
-                total_bytes=status.total_bytes,
-                tokens=status.tokens,
-            )
+            "preparing",
+            "Preparing {corpus}: {done_bytes:bytes} of {total_bytes:bytes} are read, {tokens:si} tokens",
+            corpus=self._what,
+            done_bytes=status.done_bytes,
+            total_bytes=status.total_bytes,
+            tokens=status.tokens,
         )
 
     def _failed(self, cause: str) -> CorpusError:

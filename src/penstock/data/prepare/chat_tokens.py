@@ -5,7 +5,6 @@ the template ends each turn. A pair is one document, the chosen conversation fol
 that no packing separates them.
 """
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -19,7 +18,7 @@ import numpy.typing as npt
 from penstock.core.arrays import Bits, Tokens
 from penstock.core.env import num_cores
 from penstock.core.errors import ModelError, PenstockError, UsageError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.core.units import mib
 from penstock.data.corpus.columns import LEARNED, REJECTED
 from penstock.data.corpus.manifest import ColumnEntry
@@ -32,7 +31,7 @@ from penstock.text.template_markers import markers_in, may_be_text
 from penstock.text.template_process import TemplateProcess
 from penstock.text.tokenizer import Tokenizer
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 CHAT_BYTES = 8 * 2**20
 """Largest conversation, in UTF-8 bytes as the template writes it; of a pair, both together. It is encoded
@@ -299,13 +298,11 @@ def _with_lengths(markers: Mapping[str, int]) -> str:
 def _warn_of_markers(as_text: Mapping[str, int]) -> None:
     """Log markers that are no tokens of the vocabulary, by their length in tokens."""
     log.warning(
-        Event(
-            "markers_as_text",
-            "The template writes markers that are no tokens of the vocabulary, and are stored as "
-            "text: {markers}. If the model was not trained so, use the tokenizer and the template"
-            " of one model",
-            markers=_with_lengths(as_text),
-        )
+        "markers_as_text",
+        "The template writes markers that are no tokens of the vocabulary, and are stored as "
+        "text: {markers}. If the model was not trained so, use the tokenizer and the template"
+        " of one model",
+        markers=_with_lengths(as_text),
     )
 
 

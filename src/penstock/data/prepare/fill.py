@@ -1,6 +1,5 @@
 """Write records as shards: tokenize, fill shards, and add each finished shard to the journal."""
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -12,7 +11,7 @@ import numpy as np
 
 from penstock.core.arrays import Bits, Tokens
 from penstock.core.errors import CorpusError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.data.corpus.manifest import ColumnEntry
 from penstock.data.prepare.chat_tokens import ChatEncoder, Encoded
 from penstock.data.prepare.columnar import TABULAR
@@ -25,7 +24,7 @@ from penstock.data.prepare.shards import ShardBuilder
 from penstock.data.prepare.tokenize import OnWait, OnWhole, RecordPosition, tokenised
 from penstock.text.tokenizer import Tokenizer
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _WHOLE_MEMORY = 125  # bytes per byte of text, with usual tokenizers
 _CHAT_MEMORY = 150  # the same with the places of the tokens
@@ -206,35 +205,29 @@ class _Filler:
 
 def _warn_of_html(file: InputFile, index: int) -> None:
     log.warning(
-        Event(
-            "html_as_text",
-            "{source} is HTML, and is stored with its tags, as is any other page. To train on the"
-            " text alone, leave --html keep out",
-            source=_where(file, index),
-        )
+        "html_as_text",
+        "{source} is HTML, and is stored with its tags, as is any other page. To train on the"
+        " text alone, leave --html keep out",
+        source=_where(file, index),
     )
 
 
 def _warn_of_part(file: InputFile, index: int) -> None:
     log.warning(
-        Event(
-            "html_part_as_text",
-            "{source} begins with a tag of HTML, but not as a page does: it is stored with its "
-            "tags, as is any other such text. To train on the text alone, put <html> in front of "
-            "each",
-            source=_where(file, index),
-        )
+        "html_part_as_text",
+        "{source} begins with a tag of HTML, but not as a page does: it is stored with its "
+        "tags, as is any other such text. To train on the text alone, put <html> in front of "
+        "each",
+        source=_where(file, index),
     )
 
 
 def _say_extracted(file: InputFile, index: int) -> None:
     log.warning(
-        Event(
-            "html_extracted",
-            "{source} is HTML: of this and any other page the main text is stored, without "
-            "mark-up, menus and scripts",
-            source=_where(file, index),
-        )
+        "html_extracted",
+        "{source} is HTML: of this and any other page the main text is stored, without "
+        "mark-up, menus and scripts",
+        source=_where(file, index),
     )
 
 
@@ -242,15 +235,13 @@ def _say_whole(files: Sequence[InputFile], place: RecordPosition, num_bytes: int
     file, index = files[place[0]], place[1].index
     found = "as the template writes it" if is_chat else "of text in which this tokenizer's rules allow no cut"
     log.info(
-        Event(
-            "encoding_whole",
-            "{source} has {size_bytes:bytes} {what}. It is encoded as a whole, on one core, in about "
-            "{memory_bytes:bytes} of memory",
-            source=_where(file, index),
-            size_bytes=num_bytes,
-            what=found,
-            memory_bytes=(_CHAT_MEMORY if is_chat else _WHOLE_MEMORY) * num_bytes,
-        )
+        "encoding_whole",
+        "{source} has {size_bytes:bytes} {what}. It is encoded as a whole, on one core, in about "
+        "{memory_bytes:bytes} of memory",
+        source=_where(file, index),
+        size_bytes=num_bytes,
+        what=found,
+        memory_bytes=(_CHAT_MEMORY if is_chat else _WHOLE_MEMORY) * num_bytes,
     )
 
 

@@ -12,7 +12,6 @@ through shared memory, over loopback where that is impossible (gloo), or between
 """
 
 import fcntl
-import logging
 import mmap
 import os
 from datetime import timedelta
@@ -24,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from penstock.core.errors import UsageError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.devices import accelerator
 from penstock.models.decoder.tensor_slices import TensorParallelRank
 from penstock.nn import native
@@ -134,7 +133,7 @@ def _all_say(store: RankStore, place: TensorParallelRank, what: str, answer: str
     return all(store.get(f"{what}/{rank}") == b"yes" for rank in range(place.ranks))
 
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 TIMEOUT_S = 60.0
 """Seconds that a rank waits for another; longer means a hang: ranks do the same work at the same time."""
@@ -193,7 +192,7 @@ class RankGroup:
             try:
                 group.abort()
             except RuntimeError:  # it has already failed
-                log.debug(Event("ranks_left", "The ranks could not be left in order"), exc_info=True)
+                log.debug("ranks_left", "The ranks could not be left in order", exc_info=True)
 
 
 _TO_FIRST = dist.GatherOptions()

@@ -15,7 +15,6 @@ steps are recorded as CUDA graphs (decode_graphs.py). Layers of 8 and 4 bits cho
 number of tokens, so their program of any number is one for each choice.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
@@ -28,7 +27,7 @@ from torch import Tensor, nn
 from penstock.core.clock import monotonic
 from penstock.core.env import cache_folder, set_compiled_programs
 from penstock.core.errors import ConfigError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.engine.config import Compile
 from penstock.engine.model_runner.graph_plan import sizes_up_to
 from penstock.engine.model_runner.kv_cache import BoundCache, PagedCache
@@ -38,7 +37,7 @@ from penstock.nn.attention import Attend, Rope
 from penstock.nn.kernels.paged_opaque import HiddenPages, pages_in_use
 from penstock.nn.kernels.pages import PagedStep
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _MAX_PROGRAMS = 256
 """Recompile limit for all engines of a process; torch's default is 8."""
@@ -166,7 +165,7 @@ class CompiledSteps:
     def compile_all(self) -> None:
         """Compile all programs; logs a failure and leaves the rest uncompiled."""
         started = monotonic()
-        log.info(Event("compiling", "Compiling the blocks, once: later starts read the programs"))
+        log.info("compiling", "Compiling the blocks, once: later starts read the programs")
         set_compiled_programs(cache_folder() / "compiled", given=False)
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MAX_PROGRAMS)
         for size in self._sizes:
@@ -176,12 +175,10 @@ class CompiledSteps:
                 self._run_alone(self._compiling, size)
             except Exception as error:  # a compiler may raise anything; uncompiled steps still work
                 log.warning(
-                    Event(
-                        "compile_failed",
-                        "Steps of {tokens:#token} could not be compiled: {error}",
-                        tokens=size,
-                        error=str(error)[:500],
-                    )
+                    "compile_failed",
+                    "Steps of {tokens:#token} could not be compiled: {error}",
+                    tokens=size,
+                    error=str(error)[:500],
                 )
                 return
             self._ready.add(size)
@@ -191,20 +188,16 @@ class CompiledSteps:
                     self._run_alone(self._any.compiling, size)
             except Exception as error:
                 log.warning(
-                    Event(
-                        "compile_failed",
-                        "Steps of any size could not be compiled: {error}",
-                        error=str(error)[:500],
-                    )
+                    "compile_failed",
+                    "Steps of any size could not be compiled: {error}",
+                    error=str(error)[:500],
                 )
                 return
             self._any.is_ready = True
         log.info(
-            Event(
-                "compiled",
-                "Compiled the blocks in {duration_s:.1f} s",
-                duration_s=monotonic() - started,
-            )
+            "compiled",
+            "Compiled the blocks in {duration_s:.1f} s",
+            duration_s=monotonic() - started,
         )
 
     @torch.inference_mode()

@@ -23,7 +23,6 @@ by kernel. After another failure those that were recorded stay, and no others ar
 """
 
 import gc
-import logging
 from collections.abc import Callable, Iterable
 from math import prod
 
@@ -33,7 +32,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from penstock.core.clock import monotonic
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.devices import accelerator
 from penstock.engine.config import Compile
 from penstock.engine.model_runner.batch import StepBatch
@@ -46,7 +45,7 @@ from penstock.nn.kernels.pages import PagedStep
 from penstock.nn.triton_support import has_triton
 from penstock.nn.upload import pinned, places_of
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 Outputs = tuple[Tensor, ...]
 Replay = Callable[[], None]
@@ -245,36 +244,29 @@ class DecodeGraphs:
                     accelerator.free_cache()
                 if not is_out_of_memory(error):
                     log.warning(
-                        Event(
-                            "graphs_failed",
-                            "Steps of {sequences:#sequence} or fewer have no graph: {error}",
-                            sequences=size,
-                            error=str(error)[:500],
-                        )
+                        "graphs_failed",
+                        "Steps of {sequences:#sequence} or fewer have no graph: {error}",
+                        sequences=size,
+                        error=str(error)[:500],
                     )
                     break
                 log.warning(
-                    Event(
-                        "graphs_left_out",
-                        "No memory for the graph of {sequences} sequences. Such steps are launched "
-                        "kernel by kernel, which is slower. Give the cache less memory (--cache-gib), or "
-                        "lower --max-sequences. {error}",
-                        sequences=size,
-                        error=str(error)[:200],
-                    )
+                    "graphs_left_out",
+                    "No memory for the graph of {sequences} sequences. Such steps are launched "
+                    "kernel by kernel, which is slower. Give the cache less memory (--cache-gib), or "
+                    "lower --max-sequences. {error}",
+                    sequences=size,
+                    error=str(error)[:200],
                 )
                 continue
             self._graphs |= found
         seconds, taken = monotonic() - began, max(0, free - _free_bytes(self._cache.device))
         log.info(
-            Event(
-                "graphs_recorded",
-                "Recorded graphs of {sequences} sequences in {duration_s:.1f} s; they take "
-                "{memory_bytes:bytes}",
-                sequences=",".join(map(str, self.sizes)),
-                duration_s=seconds,
-                memory_bytes=taken,
-            )
+            "graphs_recorded",
+            "Recorded graphs of {sequences} sequences in {duration_s:.1f} s; they take {memory_bytes:bytes}",
+            sequences=",".join(map(str, self.sizes)),
+            duration_s=seconds,
+            memory_bytes=taken,
         )
         return RecordedGraphs(sizes=tuple(self.sizes), seconds=seconds, num_bytes=taken)
 

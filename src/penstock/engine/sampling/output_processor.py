@@ -4,7 +4,6 @@ Sampling needs the logits of the last position only. Log-probabilities of a prom
 positions: chunk length times vocabulary. A "score" task needs those of its continuations.
 """
 
-import logging
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.engine.model_runner.interface import StepOutput
 from penstock.engine.outputs import SampledTokens
 from penstock.engine.request import ContinuationScore, TokenLogprob
@@ -27,7 +26,7 @@ from penstock.engine.sampling.sampler import (
 from penstock.engine.scheduling.sequence import ScheduledTokens, Sequence, StepPlan
 from penstock.engine.speculation.speculation import accepted_tokens
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 class OutputProcessor:
@@ -92,12 +91,10 @@ def _drawn(share: ScheduledTokens, draws: SamplerOutput, own: range) -> SampledT
         return SampledTokens(error=draws.refused[first], is_refused=True)
     if first in draws.failed:
         log.warning(
-            Event(
-                "answer_failed",
-                "Request {request} failed: {reason}",
-                request=share.sequence.request_id,
-                reason=draws.failed[first],
-            )
+            "answer_failed",
+            "Request {request} failed: {reason}",
+            request=share.sequence.request_id,
+            reason=draws.failed[first],
         )
         return SampledTokens(error=draws.failed[first])
     barren = draws.failed.keys() | draws.refused.keys()

@@ -12,7 +12,6 @@ of Daliri, Musco and Suresh (arXiv:2408.07978). Sampled drafts with rejection sa
 answer depend on the drafter.
 """
 
-import logging
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,13 +19,13 @@ from typing import Protocol
 from torch import Tensor
 
 from penstock.core import clock
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.engine.model_runner.batch import StepBatch
 from penstock.engine.scheduling.sequence import Sequence, StepPlan
 from penstock.engine.speculation.draft_length import DraftLength
 from penstock.engine.stats import EngineCounters
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +105,7 @@ class Speculation:
         try:
             found = self._drafter.propose(done, self._wanted(done))
         except Exception:  # answers need no drafts: decoding continues without
-            log.exception(Event("drafting_failed", "Drafting failed; decoding continues without drafts"))
+            log.exception("drafting_failed", "Drafting failed; decoding continues without drafts")
             self._failed = True
             return
         for share, drafts in zip(done.plan.shares, found, strict=True):

@@ -6,7 +6,6 @@ linear layer inside is packed. Adapters wrap that layer, on CPUs only when modul
 (lora.py), and are measured on it once the ranks have met.
 """
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from penstock.checkpoint.peft import read_settings
 from penstock.core import env
 from penstock.core.errors import ConfigError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.devices import accelerator
 from penstock.engine.config import EngineConfig
 from penstock.engine.model_runner.batch_invariance import check_batch_invariant, fix_rows
@@ -34,7 +33,7 @@ from penstock.models.decoder.model import Decoder
 from penstock.models.decoder.tensor_slices import ALONE, TensorParallelRank
 from penstock.nn.linear.quantized import Float8Linear, Int4Linear, Int8Linear
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,12 +154,10 @@ def part_of(
         fix_rows(model)
     if config.weights == "auto":
         log.info(
-            Event(
-                "weights_chosen",
-                "Chose {weights} weights and {activations} activations for this device",
-                weights=matrices,
-                activations=str(dtype).removeprefix("torch."),
-            )
+            "weights_chosen",
+            "Chose {weights} weights and {activations} activations for this device",
+            weights=matrices,
+            activations=str(dtype).removeprefix("torch."),
         )
     return ModelShard(
         model=model,

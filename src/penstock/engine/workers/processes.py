@@ -11,7 +11,6 @@ rank decides when running requests are done.
 """
 
 import json
-import logging
 import os
 import shutil
 import socket
@@ -29,10 +28,10 @@ from typing import Any, Self
 
 from penstock.core import clock
 from penstock.core.errors import RunnerLost
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.core.signals import signal_name
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 STEP, COMMAND = b"s", b"c"
 """Message types of the first rank: a batch, or JSON."""
@@ -155,7 +154,7 @@ class RankProcesses:
                     f"The engine's ranks cannot continue: {self._cause(error)}",
                     fix="Start the engine again; the log messages above say more.",
                 )
-                log.error(Event("ranks_lost", "{cause}", cause=self.lost))
+                log.error("ranks_lost", "{cause}", cause=self.lost)
             return self.lost
 
     def _cause(self, error: BaseException | None) -> str:

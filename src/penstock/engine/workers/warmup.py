@@ -1,6 +1,5 @@
 """Trial steps on a GPU before the first request: peak activation memory, and kernel compilation."""
 
-import logging
 from functools import partial
 from itertools import product
 
@@ -8,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.devices import accelerator
 from penstock.engine.model_runner.batch import StepBatch
 from penstock.engine.model_runner.graph_plan import fixed_bytes
@@ -18,7 +17,7 @@ from penstock.engine.workers.model_shard import ModelShard
 from penstock.nn.kernels.paged import PROMPTS, gathered_bytes
 from penstock.nn.triton_support import has_triton
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 def activation_bytes(
@@ -75,11 +74,9 @@ def graph_bytes(part: ModelShard, *, max_sequences: int, max_blocks: int, block_
         del logits
     except torch.OutOfMemoryError:
         log.warning(
-            Event(
-                "graphs_too_large",
-                "A step of {sequences} sequences does not fit into memory: the largest graphs are left out",
-                sequences=max_sequences,
-            )
+            "graphs_too_large",
+            "A step of {sequences} sequences does not fit into memory: the largest graphs are left out",
+            sequences=max_sequences,
         )
         return 0
     finally:

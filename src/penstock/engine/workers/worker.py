@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import PenstockError
 from penstock.core.garbage import tune_gc
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.engine.config import EngineConfig
 from penstock.engine.model_runner.batch import decode
 from penstock.engine.workers.processes import COMMAND, STEP
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _DONE = b"{}"
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 def main() -> int:
@@ -97,7 +97,7 @@ def _fail(pipe: Connection, why: str) -> int:
     try:
         pipe.send_bytes(json.dumps({"error": why}).encode())
     except OSError:  # the first rank ended too
-        log.debug(Event("first_rank_left", "The first rank has exited"), exc_info=True)
+        log.debug("first_rank_left", "The first rank has exited", exc_info=True)
     return 1
 
 

@@ -9,7 +9,6 @@ thread of its own watches this, so that requests that hang end the lead in time.
 after a fifth of the duration, and sent again.
 """
 
-import logging
 import math
 import threading
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from typing import Any
 
 from penstock.core import clock
 from penstock.core.errors import PenstockError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.launch.engines.kubernetes_api import ClusterConnection
 
 NAME = "penstock-operator"
@@ -27,7 +26,7 @@ _SHARE_LED = 0.8
 _AGAIN_AFTER = 1 / 20
 """Share of the duration to wait after a renewal that failed."""
 _MAX_CONFLICTS = 3
-_log = logging.getLogger("penstock.operator")
+_log = EventLog("penstock.operator")
 
 
 def answer_s(duration_s: float) -> float:
@@ -63,11 +62,9 @@ class LeaderLease:
                 if str(error) != said:
                     said = str(error)
                     _log.warning(
-                        Event(
-                            "lease_untaken",
-                            "The lease cannot be taken, and is tried again: {error}",
-                            error=said,
-                        )
+                        "lease_untaken",
+                        "The lease cannot be taken, and is tried again: {error}",
+                        error=said,
                     )
             stopped.wait(self._duration_s / 5)
         return False
@@ -131,10 +128,10 @@ class LeaderLease:
                 if not self.take():
                     return lose("another replica leads")
             except PenstockError as error:  # `_watch` ends the lead in time
-                _log.warning(Event("lease_unrenewed", "The lease was not renewed: {error}", error=error))
+                _log.warning("lease_unrenewed", "The lease was not renewed: {error}", error=error)
                 wait_s = self._duration_s * _AGAIN_AFTER
             except Exception:
-                _log.exception(Event("lease_failed", "The lease cannot be renewed"))
+                _log.exception("lease_failed", "The lease cannot be renewed")
                 return lose("it cannot be renewed")
         return None
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.core import clock
 from penstock.core.errors import PenstockError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.launch.controller.lease import LeaderLease, answer_s
 from penstock.launch.controller.reconcile import API, GROUP, KIND, Planner, Reconciler
 from penstock.launch.engines.kubernetes_api import ANSWER_S, ClusterConnection, connect
@@ -23,7 +23,7 @@ from penstock.launch.engines.kubernetes_api import ANSWER_S, ClusterConnection, 
 FINALIZER = f"{GROUP}/operator"
 """Holds a TrainingRun that is deleted until its pods have saved and are gone."""
 _RECONNECT_S = 600.0  # tokens of service accounts are renewed by the kubelet
-_log = logging.getLogger("penstock.operator")
+_log = EventLog("penstock.operator")
 
 
 def run_operator(namespace: str, plan: Planner, *, identity: str, every_s: float, lease_s: float) -> int:
@@ -46,22 +46,18 @@ def run_operator(namespace: str, plan: Planner, *, identity: str, every_s: float
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     _log.info(
-        Event(
-            "waiting",
-            "Replica {replica} waits to lead in namespace {namespace}",
-            replica=identity,
-            namespace=namespace,
-        )
+        "waiting",
+        "Replica {replica} waits to lead in namespace {namespace}",
+        replica=identity,
+        namespace=namespace,
     )
     if not lease.acquire(stopped):
         return 0
     _log.info(
-        Event(
-            "leading",
-            "Replica {replica} leads in namespace {namespace}",
-            replica=identity,
-            namespace=namespace,
-        )
+        "leading",
+        "Replica {replica} leads in namespace {namespace}",
+        replica=identity,
+        namespace=namespace,
     )
     lease.keep(_leave)
     try:
@@ -84,15 +80,13 @@ def _look_until(stopped: threading.Event, connection: "_Connection", plan: Plann
             if str(error) != said:
                 said = str(error)
                 _log.warning(
-                    Event(
-                        "runs_unlisted", "The runs cannot be listed, and are tried again: {error}", error=said
-                    )
+                    "runs_unlisted", "The runs cannot be listed, and are tried again: {error}", error=said
                 )
         stopped.wait(max(0.0, began + every_s - clock.monotonic()))
 
 
 def _leave(why: str) -> None:
-    _log.error(Event("lease_lost", "The lease was lost: {reason}", reason=why))
+    _log.error("lease_lost", "The lease was lost: {reason}", reason=why)
     logging.shutdown()
     os._exit(1)  # at once, so that no two act
 
@@ -126,9 +120,9 @@ def reconcile_all(cluster: ClusterConnection, plan: Planner, stopped: threading.
         try:
             reconcile_run(cluster, plan, run)
         except PenstockError as error:
-            _log.warning(Event("run_failed", "Run {run}: {error}", run=name, error=error))
+            _log.warning("run_failed", "Run {run}: {error}", run=name, error=error)
         except Exception:  # the next time may succeed; other runs must not wait for that
-            _log.exception(Event("run_failed", "Run {run} could not be reconciled", run=name))
+            _log.exception("run_failed", "Run {run} could not be reconciled", run=name)
 
 
 def reconcile_run(cluster: ClusterConnection, plan: Planner, run: Mapping[str, Any]) -> None:  # Any: JSON

@@ -7,7 +7,6 @@ say, so that an operator that does its work again says nothing twice.
 
 import hashlib
 import json
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 
 from penstock.core import clock
 from penstock.core.errors import PenstockError, UsageError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.launch.controller.decide import (
     JobSeen,
     PodSeen,
@@ -46,7 +45,7 @@ _DIGEST, _NODES, _START = f"{GROUP}/digest", f"{GROUP}/nodes", f"{GROUP}/start"
 _MAX_CHARACTERS = 500
 _COMPLAINT = "penstock: "
 """Beginning of the paragraph, of several lines, with which a pod ends."""
-_log = logging.getLogger("penstock.operator")
+_log = EventLog("penstock.operator")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +249,9 @@ def planned(run: Mapping[str, Any], plan: Planner) -> tuple[RunPlan | None, str]
         return None, str(error)
     except Exception as error:  # whatever a recipe makes our code raise concerns this run only
         _log.warning(
-            Event("run_unread", "The specification of run {run} cannot be read", run=run["metadata"]["name"]),
+            "run_unread",
+            "The specification of run {run} cannot be read",
+            run=run["metadata"]["name"],
             exc_info=True,
         )
         return None, f"The specification cannot be read: {type(error).__name__}: {error}"

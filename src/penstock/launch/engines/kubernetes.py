@@ -5,7 +5,6 @@ the run in its folder, apply the objects, and hand all to the job as its owner, 
 If one is refused, those applied before it are deleted.
 """
 
-import logging
 import secrets
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -14,7 +13,7 @@ from dataclasses import replace
 from penstock.core import clock
 from penstock.core.errors import PenstockError, UsageError, nearest
 from penstock.core.files import write_atomic
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.core.units import plural
 from penstock.launch.engines.engine import JobState, QueuedJob
 from penstock.launch.engines.kubernetes_api import (
@@ -41,7 +40,7 @@ from penstock.launch.render.rendered import Rendered
 from penstock.launch.rendezvous.signed import new_key
 from penstock.launch.spec import NodeRange, RunSpec
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _POLL_S = 1.0
 _AFTER_GRACE_S = 60.0
@@ -92,13 +91,11 @@ def submit(
                 cluster.delete(found["apiVersion"], kind, name)
             except PenstockError as error:  # the first error is the one to tell
                 log.warning(
-                    Event(
-                        "object_left",
-                        "{kind} {object} of the run may be left: {error}",
-                        kind=kind,
-                        object=name,
-                        error=error,
-                    )
+                    "object_left",
+                    "{kind} {object} of the run may be left: {error}",
+                    kind=kind,
+                    object=name,
+                    error=error,
                 )
         raise
     folder.log_event(

@@ -8,7 +8,6 @@ is replaced by its Job, joins, and all go on from the newest checkpoint without 
 """
 
 import json
-import logging
 import math
 import multiprocessing
 import os
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from penstock.core import clock, env
 from penstock.core.errors import UsageError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.core.network.probe import probe_nics
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED, die_with
@@ -40,7 +39,7 @@ from penstock.launch.rendezvous.server import start_server
 from penstock.launch.rendezvous.signed import check_key, new_key
 from penstock.launch.spec import RunSpec
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 EVENT = "[event] "
 """Beginning of the lines of the first pod's log that are transitions of the run, as JSON."""
@@ -216,13 +215,11 @@ def _wait_for(host: str, port: int, *, is_over: Callable[[], bool]) -> bool:
             return False
         if clock.monotonic() > end:
             log.warning(
-                Event(
-                    "first_pod_silent",
-                    "{host}:{port}, the first pod, has not answered for {waited_s:duration}",
-                    host=host,
-                    port=port,
-                    waited_s=_JOIN_S,
-                )
+                "first_pod_silent",
+                "{host}:{port}, the first pod, has not answered for {waited_s:duration}",
+                host=host,
+                port=port,
+                waited_s=_JOIN_S,
             )
             return False
         clock.sleep(1.0)

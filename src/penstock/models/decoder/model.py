@@ -6,7 +6,6 @@ output matrix belong to the root. A tied output matrix is not a second parameter
 so there are no two copies to keep equal when sharding or saving.
 """
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ import torch
 from jaxtyping import Float, Int, Int32, Int64
 from torch import Tensor, nn
 
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.models.decoder.config import DecoderConfig
 from penstock.models.decoder.layer_kind import LayerKind
 from penstock.nn.attention import Attend, GroupedQueryAttention, LayerCache, Rope
@@ -30,7 +29,7 @@ from penstock.nn.norm import RMSNorm
 from penstock.nn.rope import query_scales, rope_tables
 from penstock.nn.softcap import capped
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _T = TypeVar("_T")
 
@@ -322,14 +321,12 @@ class Decoder(nn.Module):
                 original = scaling.original_max_position_embeddings
                 assert original is not None, scaling
                 log.info(
-                    Event(
-                        "longrope",
-                        "Texts have up to {longest:,} tokens and the original context {original:,}: the "
-                        "{divisors} divisors of longrope apply to all texts",
-                        longest=longest,
-                        original=original,
-                        divisors="long" if longest > original else "short",
-                    )
+                    "longrope",
+                    "Texts have up to {longest:,} tokens and the original context {original:,}: the "
+                    "{divisors} divisors of longrope apply to all texts",
+                    longest=longest,
+                    original=original,
+                    divisors="long" if longest > original else "short",
                 )
 
     def ropes(

@@ -5,18 +5,17 @@ A caller keeps a plain PyTorch reference beside each operator and checks `is_ava
 operator: a `.cpp` file here that registers itself, its result shape in `FAKES`, an equality test.
 """
 
-import logging
 from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.core.native_build import BeingBuilt, NotBuilt
 from penstock.nn.native.build import built_library
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 @cache
@@ -30,21 +29,16 @@ def is_available() -> bool:
         torch.ops.load_library(str(built_library()))  # type: ignore[no-untyped-call]
     except BeingBuilt as error:
         log.warning(
-            Event(
-                "operators_building",
-                "{reason:sentence}. Until then plain PyTorch computes, slower; the next start has "
-                "the operators",
-                reason=str(error).removesuffix("."),
-            )
+            "operators_building",
+            "{reason:sentence}. Until then plain PyTorch computes, slower; the next start has the operators",
+            reason=str(error).removesuffix("."),
         )
         return False
     except (NotBuilt, OSError) as error:  # OSError: the dynamic loader
         log.warning(
-            Event(
-                "operators_missing",
-                "The C++ operators are not used, plain PyTorch computes instead, slower: {reason}",
-                reason=error,
-            )
+            "operators_missing",
+            "The C++ operators are not used, plain PyTorch computes instead, slower: {reason}",
+            reason=error,
         )
         return False
     for name, fake in FAKES.items():

@@ -1,7 +1,6 @@
 """Runs in folders and object stores: found by the files that a run writes, named, and given opaque ids."""
 
 import hashlib
-import logging
 import math
 import os
 from collections import Counter
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core import clock
 from penstock.core.errors import CorpusError, PenstockError, UsageError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.obs.metric_names import METRICS_FILE, STARTS_FOLDER
 from penstock.obs.run_data.run_files import LocalFiles, RunFiles, StoredFiles
 from penstock.storage.address import is_remote, parse
@@ -35,7 +34,7 @@ _REQUESTS_AT_ONCE = 16
 _PATIENCE_S = 20.0
 """Seconds for all attempts of one request: a reader waits for it."""
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +160,7 @@ class _StoreSearch:
         try:
             self._search()
         except CorpusError as error:
-            log.warning(Event("store_unread", "The object store cannot be read: {error}", error=error))
+            log.warning("store_unread", "The object store cannot be read: {error}", error=error)
         finally:
             self._searched = clock.monotonic()
             self._lock.release()

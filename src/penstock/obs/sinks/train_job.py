@@ -13,19 +13,18 @@ controller that hangs or refuses costs reports, never a step.
 
 import http.client
 import json
-import logging
 import math
 from threading import Condition, Thread
 from typing import Any, Self
 
 from penstock.core import clock
 from penstock.core.env import StatusServer
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.core.pod_https import Credentials, Refused, send
 from penstock.obs.sinks import Record
 from penstock.obs.time_left import TimeLeft
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _EVERY_S = 10.0  # the Kubeflow SDK reports every 5 s at most
 _LAST_S = 5.0  # time for the last report when the run ends
@@ -122,12 +121,10 @@ class TrainJobStatus:
             self._changed.notify()
         self._thread.join(_LAST_S)
         log.info(
-            Event(
-                "trainjob_reports",
-                "Sent {sent:#report} of the TrainJob status, dropped {dropped}",
-                sent=self.sent,
-                dropped=self.dropped,
-            )
+            "trainjob_reports",
+            "Sent {sent:#report} of the TrainJob status, dropped {dropped}",
+            sent=self.sent,
+            dropped=self.dropped,
         )
 
     def _offer(self) -> None:
@@ -176,12 +173,10 @@ class TrainJobStatus:
                 self.dropped += 1
         if not self._failures:
             log.warning(
-                Event(
-                    "trainjob_unreported",
-                    "The TrainJob status could not be reported to {url}: {error}",
-                    url=self._server.url,
-                    error=error,
-                )
+                "trainjob_unreported",
+                "The TrainJob status could not be reported to {url}: {error}",
+                url=self._server.url,
+                error=error,
             )
         self._failures += 1
         pause_s = min(_PAUSE_S * 2 ** (self._failures - 1), _LONGEST_PAUSE_S)

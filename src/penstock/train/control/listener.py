@@ -6,7 +6,6 @@ same way (apply_request.py), so the ranks agree on everything, except whether ea
 parts of a corpus.
 """
 
-import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -15,7 +14,7 @@ from typing import Any
 
 from penstock.core import clock, config, env
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.data import Loader, open_corpus
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.spec import node_range
@@ -26,7 +25,7 @@ from penstock.train.control.requests import ControlReply, ControlRequest
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.planned_changes import num_data_ranks
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _MAX_AT_ONCE = 64
 _SETTLED_S = 2.0
@@ -76,12 +75,10 @@ class Control:
         for found in follow(self._loader, self._answers):
             told = f"Request {found.number} is applied again: {found.said}."
             log.info(
-                Event(
-                    "request_again",
-                    "Request {request} is applied again: {reply}",
-                    request=found.number,
-                    reply=found.said,
-                )
+                "request_again",
+                "Request {request} is applied again: {reply}",
+                request=found.number,
+                reply=found.said,
             )
         self._extend()
         self.take_up(is_start=True)
@@ -121,7 +118,7 @@ class Control:
                 self._tell_supervisors()
         for each in found if self._world.is_first else ():
             told = f"Request {each.number}: {each.said}."
-            log.info(Event("request", "Request {request}: {reply}", request=each.number, reply=each.said))
+            log.info("request", "Request {request}: {reply}", request=each.number, reply=each.said)
             self._answer(each)
         return found
 
@@ -143,18 +140,16 @@ class Control:
                 job.ask_to_stop(env.variable(env.JOB))
             except OSError as error:
                 log.warning(
-                    Event(
-                        "stop_unnoted",
-                        "The stop cannot be noted, so the run may be started again: {error}",
-                        error=error,
-                    )
+                    "stop_unnoted",
+                    "The stop cannot be noted, so the run may be started again: {error}",
+                    error=error,
                 )
 
     def _waiting(self) -> list[int]:
         try:
             return requests.open_requests(self._run)[:_MAX_AT_ONCE]
         except OSError as error:
-            log.warning(Event("requests_unread", "Requests cannot be read: {error}", error=error))
+            log.warning("requests_unread", "Requests cannot be read: {error}", error=error)
             return []
 
     def _answer(self, found: ControlReply) -> None:
@@ -163,12 +158,10 @@ class Control:
             requests.answer(self._run, found)
         except OSError as error:
             log.warning(
-                Event(
-                    "reply_unwritten",
-                    "The answer to request {request} cannot be written: {error}",
-                    request=found.number,
-                    error=error,
-                )
+                "reply_unwritten",
+                "The answer to request {request} cannot be written: {error}",
+                request=found.number,
+                error=error,
             )
 
     def _read(self) -> list[dict[str, Any]]:  # Any: JSON values
@@ -182,7 +175,7 @@ class Control:
                 good.append(asdict(request))
             except PenstockError as error:
                 said = f"refused: {error}"
-                log.warning(Event("request", "Request {request}: {reply}", request=number, reply=said))
+                log.warning("request", "Request {request}: {reply}", request=number, reply=said)
                 with suppress(OSError):
                     requests.set_aside(self._run, number)
                 self._answer(ControlReply(number=number, taken_up=False, said=said, step=self._loader.step))
@@ -197,12 +190,10 @@ class Control:
             return self._parts_on_disk(name)
         except (PenstockError, OSError) as error:
             log.warning(
-                Event(
-                    "parts_unread",
-                    "The parts of corpus {corpus} cannot be read here: {error}",
-                    corpus=name,
-                    error=error,
-                )
+                "parts_unread",
+                "The parts of corpus {corpus} cannot be read here: {error}",
+                corpus=name,
+                error=error,
             )
             return 0
 
@@ -227,11 +218,9 @@ class Control:
                 continue
             loader.extend_corpus(name, parts=parts)
             log.info(
-                Event(
-                    "corpus_grew",
-                    "Corpus {corpus} has grown: {parts} parts from step {step:,} on",
-                    corpus=name,
-                    parts=parts,
-                    step=loader.step + 1,
-                )
+                "corpus_grew",
+                "Corpus {corpus} has grown: {parts} parts from step {step:,} on",
+                corpus=name,
+                parts=parts,
+                step=loader.step + 1,
             )

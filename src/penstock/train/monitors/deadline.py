@@ -16,11 +16,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from penstock.core import clock
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.launch.local import EXIT_STOPPED
 from penstock.parallel.mesh import is_of_lost_peer
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 def _end() -> None:
@@ -58,12 +58,10 @@ class Deadline(AbstractContextManager["Deadline"]):
         try:
             if self._says:
                 log.warning(
-                    Event(
-                        "save_late",
-                        "The run was not saved within {within_s:g} s of the request to stop "
-                        "(guard.stop_within_s): it resumes from the checkpoint before",
-                        within_s=self._within_s,
-                    )
+                    "save_late",
+                    "The run was not saved within {within_s:g} s of the request to stop "
+                    "(guard.stop_within_s): it resumes from the checkpoint before",
+                    within_s=self._within_s,
                 )
         finally:
             self._end()

@@ -4,11 +4,10 @@ A rank's own time in a step is the wall time minus the time blocked on communica
 parallel all ranks end a step together, so the wall time does not show which one is slow.
 """
 
-import logging
 from dataclasses import dataclass
 from statistics import median
 
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.obs.meter import Rates
 from penstock.obs.sinks import Record
 from penstock.parallel.flight_recorder import TrafficMeter
@@ -18,7 +17,7 @@ from penstock.train.monitors.rank_records import RankRecords
 from penstock.train.monitors.tracing import Windows
 from penstock.train.monitors.watchdog import Watchdog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 class Stragglers:
@@ -48,16 +47,14 @@ class Stragglers:
         middle = median(times)
         if times[slowest] >= self._ratio * middle and self._world.is_first:
             log.warning(
-                Event(
-                    "straggler",
-                    "The others wait for rank {rank}: its own work took {own_s:.3f} s a step, the median "
-                    "{median_s:.3f} s (steps {first:,} to {last:,})",
-                    rank=slowest,
-                    own_s=times[slowest],
-                    median_s=middle,
-                    first=step - steps + 1,
-                    last=step,
-                )
+                "straggler",
+                "The others wait for rank {rank}: its own work took {own_s:.3f} s a step, the median "
+                "{median_s:.3f} s (steps {first:,} to {last:,})",
+                rank=slowest,
+                own_s=times[slowest],
+                median_s=middle,
+                first=step - steps + 1,
+                last=step,
             )
         return [
             {

@@ -4,7 +4,6 @@ A window of steps opens before its first step and closes after its last. Traces 
 Perfetto.
 """
 
-import logging
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -12,12 +11,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from penstock.core.errors import PenstockError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.devices import accelerator
 from penstock.obs.metric_names import TRACES_FOLDER
 from penstock.train.recipe.config import MeasureConfig, steps_of
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 class Windows(AbstractContextManager["Windows"]):
@@ -56,26 +55,22 @@ class Windows(AbstractContextManager["Windows"]):
             recording.write(self._folder / name)
         except OSError as error:  # a trace must not end the run
             log.warning(
-                Event(
-                    "trace_unwritten",
-                    "The {kind} of steps {first:,} to {last:,} was not written: {error}",
-                    kind=kind,
-                    first=first,
-                    last=self._last,
-                    error=error,
-                )
+                "trace_unwritten",
+                "The {kind} of steps {first:,} to {last:,} was not written: {error}",
+                kind=kind,
+                first=first,
+                last=self._last,
+                error=error,
             )
         else:
             file = self._folder / name
             log.info(
-                Event(
-                    "trace",
-                    "Wrote the {kind} of steps {first:,} to {last:,}: {path}",
-                    kind=kind,
-                    first=first,
-                    last=self._last,
-                    path=file,
-                )
+                "trace",
+                "Wrote the {kind} of steps {first:,} to {last:,}: {path}",
+                kind=kind,
+                first=first,
+                last=self._last,
+                path=file,
             )
 
     def __exit__(self, *_: object) -> None:

@@ -20,13 +20,13 @@ from pathlib import Path
 from penstock.core import clock
 from penstock.core.errors import PenstockError
 from penstock.core.files import write_json
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.obs.hang_report import LastWords, diagnose, read_words
 from penstock.obs.metric_names import HANGS_FOLDER
 from penstock.parallel.ethernet.all_to_all import MESSAGES
 from penstock.parallel.flight_recorder import last_collectives
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 EXIT_HUNG = 1
 _FIRST_STEP = 4.0  # factor of the time limit: the first step may compile
@@ -100,12 +100,10 @@ class Watchdog(AbstractContextManager["Watchdog"]):
             if min(each.rank for each in everyone) == self._rank:
                 text = diagnose(everyone, world_size=self._world_size, waited_s=waited_s)
                 log.error(
-                    Event(
-                        "hang",
-                        "{diagnosis} Every rank's calls and collectives: {path}",
-                        diagnosis=text,
-                        path=self._folder,
-                    )
+                    "hang",
+                    "{diagnosis} Every rank's calls and collectives: {path}",
+                    diagnosis=text,
+                    path=self._folder,
                 )
         finally:
             self._end()

@@ -8,7 +8,6 @@ All machines are assumed to equal that of rank 0.
 """
 
 import json
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from penstock.core import env
 from penstock.core.config import Raw
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.core.network.nics import usable
 from penstock.core.network.probe import probe_nics
 from penstock.devices import accelerator
@@ -37,7 +36,7 @@ from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.planned_changes import check_rows
 from penstock.train.resolve.load import build_recipe
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
 _ON_MACHINES_FOUND = ("auto", "again")
 _CHOSEN = {
@@ -88,17 +87,15 @@ def _planned_now(raw: Raw, config: TrainConfig, *, world_size: int) -> Sections:
     found = search(question_of(build_recipe(raw), raw), cluster)
     best = found.best
     logger.info(
-        Event(
-            "planned",
-            "Of {plans:,} plans for {cluster} the best is {plan}: {tokens_per_s:,.0f} tokens/s a "
-            "device (within {band:.0%}), {memory_bytes:bytes} each",
-            plans=found.tried,
-            cluster=f"{cluster.nodes} x {cluster.devices_per_node} {cluster.device.name}",
-            plan=described(best),
-            tokens_per_s=best.speed,
-            band=best.prediction.band,
-            memory_bytes=round(best.memory.total),
-        )
+        "planned",
+        "Of {plans:,} plans for {cluster} the best is {plan}: {tokens_per_s:,.0f} tokens/s a "
+        "device (within {band:.0%}), {memory_bytes:bytes} each",
+        plans=found.tried,
+        cluster=f"{cluster.nodes} x {cluster.devices_per_node} {cluster.device.name}",
+        plan=described(best),
+        tokens_per_s=best.speed,
+        band=best.prediction.band,
+        memory_bytes=round(best.memory.total),
     )
     return sections_of(best.job)
 
@@ -132,7 +129,7 @@ def _chosen_before(raw: Raw, config: TrainConfig, *, world_size: int) -> Section
         kept["recompute"].pop("budget", None)
     if not _is_possible(with_plan(raw, kept), world_size=world_size):
         return None
-    logger.info(Event("planned_before", "Planned as before, in {path}", path=file))
+    logger.info("planned_before", "Planned as before, in {path}", path=file)
     return kept
 
 

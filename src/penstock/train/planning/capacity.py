@@ -5,20 +5,19 @@ Ranks on processors share the machine's memory, or that of its control group. Be
 accelerators have a device each, and the machine holds those copies, and what is offloaded.
 """
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.core import env
 from penstock.core.errors import ConfigError
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.core.units import mib
 from penstock.parallel.layout import layout_of
 from penstock.train.planning.memory import memory_plan
 from penstock.train.recipe.config import TrainConfig, on_machines
 from penstock.train.recipe.planned_changes import check_rows
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 REFUSED_ABOVE, WARNED_ABOVE = 1.3, 0.9
 """Shares of the memory that is there. The planner's error is below a quarter (benchmarks/plan_memory.py)."""
@@ -112,13 +111,11 @@ def _check(needed: int, there: int, *, what: str, oversubscribe: bool) -> None:
         return
     if needed <= REFUSED_ABOVE * there or oversubscribe:
         log.warning(
-            Event(
-                "memory_tight",
-                "The run needs {needed_bytes:bytes} {place}, and there are {there_bytes:bytes}",
-                needed_bytes=needed,
-                place=what,
-                there_bytes=there,
-            )
+            "memory_tight",
+            "The run needs {needed_bytes:bytes} {place}, and there are {there_bytes:bytes}",
+            needed_bytes=needed,
+            place=what,
+            there_bytes=there,
         )
         return
     raise ConfigError(

@@ -6,7 +6,6 @@ every value, and machines need no common folder. One process per machine keeps t
 so that a pass that is interrupted goes on where it was.
 """
 
-import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from penstock.core import clock, config
 from penstock.core.arrays import Table
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import remove_tree, take_lock, write_json
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.data.corpus.columns import ColumnWriter, read_index
 from penstock.data.corpus.corpus import Corpus
 from penstock.data.corpus.manifest import ColumnEntry
@@ -34,7 +33,7 @@ from penstock.train.objective import DeviceBatch, Finish
 from penstock.train.step import check_vocabulary, loss_sum, micro_batches
 from penstock.train.tune.pairs import split_pairs
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 Values = Sequence[Tensor]
 """Values of some tokens, one tensor per column: [tokens] or [tokens, width]."""
@@ -294,14 +293,12 @@ def progress_said(what: str, blocks: int, *, says: bool) -> Callable[[int], None
             said = now
             left = (now - began) / done * (blocks - done)
             log.info(
-                Event(
-                    "pass",
-                    "{what:sentence}: {done:,} of {blocks:,} blocks, {left_s:duration} left",
-                    what=what,
-                    done=done,
-                    blocks=blocks,
-                    left_s=left,
-                )
+                "pass",
+                "{what:sentence}: {done:,} of {blocks:,} blocks, {left_s:duration} left",
+                what=what,
+                done=done,
+                blocks=blocks,
+                left_s=left,
             )
 
     return on_block

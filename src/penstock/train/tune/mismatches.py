@@ -13,7 +13,6 @@ Since partners do not change, their reference log-probabilities are computed onc
 
 import hashlib
 import io
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,7 +26,7 @@ from torch import Tensor
 from penstock.core.arrays import Float64, Int64
 from penstock.core.errors import CorpusError
 from penstock.core.files import take_lock, write_atomic
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.data.corpus.columns import LEARNED
 from penstock.data.corpus.corpus import Corpus
 from penstock.data.packing import whole
@@ -41,7 +40,7 @@ from penstock.train.tune.pairs import whole_sequences
 from penstock.train.tune.preference import answer_sums, num_slices
 from penstock.train.tune.reference import mismatched_file
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _AT_ONCE = 1024
 """Examples whose sequences a rank holds at once."""
@@ -229,13 +228,11 @@ def mismatches_of(
         if of.world.most(not file.is_file()):
             if of.world.is_first:
                 log.info(
-                    Event(
-                        "mismatches",
-                        "Computing the reference of mismatched answers of corpus {corpus!r} once: "
-                        "{examples:,} examples",
-                        corpus=name,
-                        examples=len(examples),
-                    )
+                    "mismatches",
+                    "Computing the reference of mismatched answers of corpus {corpus!r} once: "
+                    "{examples:,} examples",
+                    corpus=name,
+                    examples=len(examples),
                 )
             table = _computed(examples, of, length=length, slices=slices)
             if of.world.ranks.local_rank == 0:

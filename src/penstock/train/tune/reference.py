@@ -6,7 +6,6 @@ its log-probabilities with one pass over the corpus. They are kept in the cache 
 the corpus and everything else that they depend on; later starts read them.
 """
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from penstock.core import config
 from penstock.core.env import cache_folder
-from penstock.core.log import Event
+from penstock.core.log import EventLog
 from penstock.data.corpus.columns import INDEX_FILE, REJECTED
 from penstock.data.corpus.corpus import Corpus
 from penstock.data.corpus.manifest import ColumnEntry
@@ -33,7 +32,7 @@ from penstock.train.tune.corpus_pass import (
     score_block,
 )
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 REFERENCE = "reference"
 """Column: log-probability of each learned token under the reference model, in nats."""
@@ -112,14 +111,12 @@ def _compute(
     first = -round(world.most(-partial.blocks if keeps else -rows.num_blocks))
     if world.is_first:
         log.info(
-            Event(
-                "reference",
-                "Computing the reference log-probabilities of corpus {corpus!r} once: {tokens:,} "
-                "tokens by the starting model. They are kept in {path}",
-                corpus=name,
-                tokens=rows.num_tokens,
-                path=folder,
-            )
+            "reference",
+            "Computing the reference log-probabilities of corpus {corpus!r} once: {tokens:,} "
+            "tokens by the starting model. They are kept in {path}",
+            corpus=name,
+            tokens=rows.num_tokens,
+            path=folder,
         )
     on_block = progress_said(f"Reference of {name!r}", rows.num_blocks, says=world.is_first)
     was_training = of.model.training

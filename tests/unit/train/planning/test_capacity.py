@@ -52,7 +52,7 @@ def test_a_command_without_the_option_does_not_name_it():
 def test_a_run_is_refused_above_what_is_there_and_warned_of_before(share, gib, oversubscribe):
     said, refused = [], ""
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(capacity.log, "warning", lambda *words: said.append(words))
+    monkeypatch.setattr(capacity.log, "warning", lambda *words, **_: said.append(words))
     needed = round(share * gib * GIB)
     try:
         check_device(RunMemory(host=0, device=needed), gib * GIB, name="GPU", oversubscribe=oversubscribe)
