@@ -30,7 +30,7 @@ import argparse
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,22 +125,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     first, second = map(read_results, arguments.path)
     found = differences(first, second)
     if arguments.json:
-        print(
-            json.dumps(
-                [
-                    {
-                        "task": one.task,
-                        "metric": one.metric,
-                        "first": one.first,
-                        "second": one.second,
-                        "difference": one.delta,
-                        "stderr": one.stderr,
-                        "pairs": one.num_pairs,
-                    }
-                    for one in found
-                ]
-            )
-        )
+        print(json.dumps([{**asdict(one), "difference": one.delta} for one in found]))
     else:
         print("\n".join(differences_table(found)))
     for caution in cautions(first, second):

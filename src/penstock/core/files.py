@@ -152,5 +152,17 @@ def take_lock(path: Path, *, waits: bool) -> BinaryIO | None:
         file.close()
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Context manager: hold the lock of a file, once no other process does; it is removed at the end."""
+    lock = take_lock(path, waits=True)
+    assert lock is not None
+    try:
+        yield
+    finally:
+        path.unlink()
+        lock.close()
+
+
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"

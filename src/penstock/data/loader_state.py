@@ -365,10 +365,23 @@ class LoaderState:
         return open_sources({name: path}, **rule, epochs=caps, ranks=ranks, columns=columns)[name]
 
     def plan_for(self, source: CorpusReader, *, longest: int | None = None) -> OrderConfig:
-        """Return the shuffle key and sizes of a corpus; `longest` None: the run's longest sequence."""
+        """Return the shuffle key and sizes of a corpus; `longest` None: the run's longest sequence.
+
+        Raises:
+            ConfigError: the holdout leaves its split without a document.
+        """
         keys = ("seed", "split", "holdout", "sequence_length", "packing", "overlong")
-        longest = self._max_length if longest is None else longest
-        return plan_of(source, longest=longest, **{key: self.arguments[key] for key in keys})
+        manifest = source.corpus.manifest
+        streamed = manifest.streamed_parts is not None
+        plan = OrderConfig(
+            name=source.name,
+            longest=self._max_length if longest is None else longest,
+            streamed=streamed,
+            base_parts=0 if streamed else len(manifest.part_ends),
+            **{key: self.arguments[key] for key in keys},
+        )
+        begin(plan, source.corpus)  # refuses an empty split now instead of at the first batch
+        return plan
 
     def _identity(self) -> dict[str, Any]:
         """Return the settings that determine the order; `longest` is stored with the state."""
@@ -510,40 +523,6 @@ def _shown(setting: Any) -> Any:  # Any: a setting
 def _same(was: Any, now: Any) -> bool:  # Any: a setting
     """Return True if a setting is the same; unset and empty are the same."""
     return was == now or not (was or now)
-
-
-def plan_of(
-    source: CorpusReader,
-    *,
-    seed: int,
-    sequence_length: int,
-    longest: int,
-    split: Split,
-    holdout: float,
-    packing: str,
-    overlong: str | None = None,
-) -> OrderConfig:
-    """Return the shuffle key and sizes of a corpus in a new run.
-
-    Raises:
-        ConfigError: the holdout leaves its split without a document.
-    """
-    manifest = source.corpus.manifest
-    streamed = manifest.streamed_parts is not None
-    plan = OrderConfig(
-        name=source.name,
-        seed=seed,
-        sequence_length=sequence_length,
-        longest=longest,
-        split=split,
-        holdout=holdout,
-        packing=packing,
-        overlong=overlong,
-        streamed=streamed,
-        base_parts=0 if streamed else len(manifest.part_ends),
-    )
-    begin(plan, source.corpus)  # refuses an empty split now instead of at the first batch
-    return plan
 
 
 def as_saved(plan: OrderConfig, was: Mapping[str, Any]) -> OrderConfig:

@@ -125,8 +125,8 @@ class PromptSamples:
         ]
 
 
-def open_samples(config: TrainConfig, world: World) -> PromptSamples | None:
-    """Return the samples of a recipe, or None if it asks for none; every rank must call it.
+def open_samples(config: TrainConfig, world: World) -> PromptSamples:
+    """Return the samples of a recipe; every rank must call it.
 
     The run's folder has its tokenizer by now.
 
@@ -134,8 +134,6 @@ def open_samples(config: TrainConfig, world: World) -> PromptSamples | None:
         PenstockError: a prompt is too long, the template refuses it, or there is no tokenizer.
     """
     asked = config.samples
-    if not asked.every:
-        return None
     prompts: list[SamplePrompt] = []
 
     def prepare() -> None:

@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -10,8 +10,7 @@ from penstock.checkpoint.layout import NUMERICS
 from penstock.checkpoint.tensors import training_tensors
 from penstock.data import Loader
 from penstock.devices.kernel_table import KernelTable
-from penstock.obs.sinks import Record
-from penstock.parallel.mesh import Mesh, World
+from penstock.parallel.mesh import Mesh
 from penstock.train.adaptive import Adaptive
 from penstock.train.control.listener import Control
 from penstock.train.data_setup import Heldout
@@ -21,21 +20,14 @@ from penstock.train.guard import StepGuard
 from penstock.train.monitors.step_monitors import StepMonitors
 from penstock.train.objective import Objective
 from penstock.train.optim.optimizer import Optimizer
-from penstock.train.recipe.config import GuardConfig, TrainConfig
+from penstock.train.recipe.config import GuardConfig
 
 if TYPE_CHECKING:  # several ranks need these, and seconds to import them
     from penstock.parallel.ethernet.scheduler import Ethernet
     from penstock.parallel.ethernet.unshared import Unshared
     from penstock.parallel.pipeline import Pipeline
     from penstock.train.islands.outer_optimizer import Outer
-
-
-class Evaluated(Protocol):
-    """Tasks that are evaluated between steps (train/live_tasks.py)."""
-
-    def record(self, state: "TrainState", config: TrainConfig, world: World) -> Record:
-        """Evaluate the run's weights; return the record of it. Every rank must call it."""
-        ...
+    from penstock.train.live_tasks import LiveTasks
 
 
 @dataclass(slots=True)
@@ -77,7 +69,7 @@ class TrainState:
     """Kernels of the run's operations."""
     resumed_kernels: KernelTable = field(default_factory=KernelTable)
     """Those of the checkpoint that the run resumed from; empty: there are none."""
-    tasks: "Evaluated | None" = None
+    tasks: "LiveTasks | None" = None
     """Tasks to evaluate during training; None: none."""
     compiled_shapes: set[tuple[int, ...]] = field(default_factory=set)
     """Shapes of batches whose programs were compiled (compile_ahead.py)."""

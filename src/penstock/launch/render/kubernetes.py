@@ -11,7 +11,7 @@ from penstock.launch.pods.pod import PodSpec
 from penstock.launch.render.attach import attach
 from penstock.launch.render.common_settings import settings_of_run
 from penstock.launch.render.jobset import jobset, settings_of_jobset
-from penstock.launch.render.pod_template import CONFIG, Object, labels_of, settings_of_pod
+from penstock.launch.render.pod_template import Object, labels_of, settings_of_pod
 from penstock.launch.render.rendered import Rendered
 from penstock.launch.render.trainjob import settings_of_trainjob, trainjob
 from penstock.launch.spec import RunSpec
@@ -45,7 +45,6 @@ def render_kubernetes(spec: RunSpec) -> Rendered:
     return Rendered(
         files={},
         commands=(),
-        node_command=(spec.python, "-m", "penstock", "launch", "pod", CONFIG),
         settings=(*settings, *settings_of_pod(pod, num_devices=spec.processes), _setting_of_policy(pod)),
         objects=(config_map(spec, pod), *network_policies(spec, pod), *attachment.objects, *jobs),
     )

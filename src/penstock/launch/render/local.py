@@ -16,7 +16,6 @@ def render(spec: RunSpec, *, cores: int) -> Rendered:
     return Rendered(
         files={},
         commands=(command,) * spec.most_ranks,
-        node_command=command,
         settings=(*settings_of_run(spec), *local_settings(spec, cores=cores)),
     )
 

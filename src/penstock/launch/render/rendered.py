@@ -17,8 +17,6 @@ class Rendered:
     """Absolute path -> content."""
     commands: tuple[tuple[str, ...], ...]
     """Commands that submit the run, in order."""
-    node_command: tuple[str, ...]
-    """Command that each node runs, for people to see."""
     settings: tuple[Setting, ...]
     """Every setting with its reason."""
     objects: tuple[Mapping[str, Any], ...] = ()  # Any: JSON

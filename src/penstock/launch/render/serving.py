@@ -99,7 +99,6 @@ def render_serving(spec: ServingSpec) -> Rendered:
     return Rendered(
         files={},
         commands=(),
-        node_command=(*command, *arguments),
         settings=(*_settings(spec), *settings_of_pod(spec.pod, num_devices=spec.devices)),
         objects=(*attachment.objects, *objects),
     )

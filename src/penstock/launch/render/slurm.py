@@ -41,7 +41,6 @@ def render(spec: RunSpec) -> Rendered:
     return Rendered(
         files={**setup, path: script},
         commands=(("sbatch", "--parsable", path),),
-        node_command=(*spec.node_python, "-m", "penstock", *spec.command),
         settings=(*settings_of_run(spec), *_settings(spec)),
     )
 

@@ -15,7 +15,7 @@ An answer is a list of items (reasoning, messages, calls), one of which is open 
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -25,10 +25,10 @@ from penstock.core import clock
 from penstock.engine import request as engine
 from penstock.engine.request import OutputDelta
 from penstock.serve.chat.json_scan import is_object
-from penstock.serve.chat.reasoning import ReasoningReader, reasoning_of
+from penstock.serve.chat.reasoning import reasoning_of
 from penstock.serve.chat.request import chat_request
 from penstock.serve.chat.response_format import call_form, unmarked_json
-from penstock.serve.chat.tools import ToolUse, Unmarked, tool_use
+from penstock.serve.chat.tools import ToolUse, tool_use
 from penstock.serve.chat.writer import ChatWriter
 from penstock.serve.errors import ApiError
 from penstock.serve.output_stream import UsageCounter
@@ -84,7 +84,6 @@ from penstock.serve.schema.responses import (
 )
 from penstock.serve.sse import EventStream
 from penstock.serve.state import AppState, ModelInfo
-from penstock.serve.token_strings import TokenNames
 
 router = APIRouter()
 
@@ -99,12 +98,15 @@ async def respond(body: ResponsesRequest, request: Request) -> Response:
     served = service.served.of(body.model)
     writer = ResponseWriter(
         _frame(body, asked, served),
-        use=use,
-        unmarked=unmarked_json(asked.grammar, use, call_form(served.text_processor.template)),
-        streams=bool(body.stream),
-        names=served.names if body.wants_logprobs else None,
-        reasoning=reasoning_of(asked, served),
-        stop_ids=frozenset(body.stop_token_ids or ()),
+        ChatWriter(
+            0,
+            names=served.names if body.wants_logprobs else None,
+            use=use,
+            unmarked=unmarked_json(asked.grammar, use, call_form(served.text_processor.template)),
+            reasoning=reasoning_of(asked, served),
+            stop_ids=frozenset(body.stop_token_ids or ()),
+            streams=bool(body.stream),
+        ),
     )
     if body.stream:
         return telling(missed, EventStream(_events(writer, tally), failed=writer.failed, last=""))
@@ -170,35 +172,11 @@ class ResponseWriter:
 
     Args:
         frame: the response without output.
-        use: tools of the request.
-        unmarked: what JSON without the markers of a call is.
-        streams: True if events are sent as they come.
-        names: token strings, if log-probabilities are wanted.
-        reasoning: splits reasoning from content; None: everything is content.
-        stop_ids: stop tokens that the request names.
+        answer: writes the answer as chunks of a chat.
     """
 
-    def __init__(
-        self,
-        frame: ResponseReply,
-        *,
-        use: ToolUse,
-        unmarked: Unmarked = "calls",
-        streams: bool,
-        names: TokenNames | None = None,
-        reasoning: ReasoningReader | None = None,
-        stop_ids: Collection[int] = (),
-    ) -> None:
-        self._frame = frame
-        self._answer = ChatWriter(
-            0,
-            names=names,
-            use=use,
-            unmarked=unmarked,
-            reasoning=reasoning,
-            stop_ids=stop_ids,
-            streams=streams,
-        )
+    def __init__(self, frame: ResponseReply, answer: ChatWriter) -> None:
+        self._frame, self._answer = frame, answer
         self._done: list[OutputItem] = []
         self._open: OutputItem | None = None
         self._said: list[str] = []

@@ -73,7 +73,6 @@ class Control:
         )
         self._answers = [config.build(ControlReply, found) for found in told]
         for found in follow(self._loader, self._answers):
-            told = f"Request {found.number} is applied again: {found.said}."
             log.info(
                 "request_again",
                 "Request {request} is applied again: {reply}",
@@ -117,7 +116,6 @@ class Control:
             if found[-1].stop and self._world.is_first:
                 self._tell_supervisors()
         for each in found if self._world.is_first else ():
-            told = f"Request {each.number}: {each.said}."
             log.info("request", "Request {request}: {reply}", request=each.number, reply=each.said)
             self._answer(each)
         return found

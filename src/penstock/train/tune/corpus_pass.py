@@ -20,7 +20,7 @@ from torch import Tensor
 from penstock.core import clock, config
 from penstock.core.arrays import Table
 from penstock.core.errors import PenstockError, UsageError
-from penstock.core.files import remove_tree, take_lock, write_json
+from penstock.core.files import locked, remove_tree, take_lock, write_json
 from penstock.core.log import EventLog
 from penstock.data.corpus.columns import ColumnWriter, read_index
 from penstock.data.corpus.corpus import Corpus
@@ -172,7 +172,8 @@ class Partial:
         self._made_with = {"corpus": corpus.manifest.fingerprint, **made_with}
         self._work = folder.with_name(f"{folder.name}.partial")
         self._maps: list[Any] = []  # Any: memory maps of the columns' types
-        self._blocks = 0
+        self.blocks = 0
+        """Number of blocks done."""
         self._lock: BinaryIO | None = None
         if keeps:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -182,16 +183,11 @@ class Partial:
                 return
             progress = self._progress()
             if progress.get("made_with") == self._made_with:
-                self._blocks = int(progress["blocks"])
+                self.blocks = int(progress["blocks"])
             else:
                 remove_tree(self._work)
             self._work.mkdir(exist_ok=True)
             self._maps = [self._open(entry) for entry in entries]
-
-    @property
-    def blocks(self) -> int:
-        """Number of blocks done."""
-        return self._blocks
 
     @property
     def _lock_file(self) -> Path:
@@ -212,7 +208,7 @@ class Partial:
             for at, position, count in rows.labelled(tables):
                 stored[position : position + count] = flat[at : at + count]
             stored.flush()
-        self._blocks = blocks
+        self.blocks = blocks
         if self._lock is not None:
             write_json(self._work / "progress.json", {"blocks": blocks, "made_with": self._made_with})
 
@@ -222,17 +218,11 @@ class Partial:
         Raises:
             UsageError: the folder exists, with values made with something else.
         """
-        path = self._folder.with_name(f"{self._folder.name}.publish.lock")
-        lock = take_lock(path, waits=True)
-        assert lock is not None
-        try:
+        with locked(self._folder.with_name(f"{self._folder.name}.publish.lock")):
             if not self._folder.exists():
                 self._write()
             elif read_index(self._folder).made_with != self._made_with:
                 raise UsageError(f"{self._folder} exists", fix="Name a folder that does not.")
-        finally:
-            path.unlink()
-            lock.close()
         self.remove()
 
     def _write(self) -> None:
@@ -268,7 +258,7 @@ class Partial:
                 into[:] = kept
         except (OSError, ValueError):  # the other process has finished, and removed them
             return
-        self._blocks = int(progress["blocks"])
+        self.blocks = int(progress["blocks"])
 
     def _shape(self, entry: ColumnEntry) -> tuple[int, ...]:
         tokens = self._corpus.num_tokens

@@ -13,19 +13,14 @@ from penstock.obs.sinks import Record
 from penstock.parallel.mesh import Mesh, World
 from penstock.train.data_setup import Heldout
 from penstock.train.evaluate import check_heldout
-from penstock.train.objective import DeviceBatch, Finish
+from penstock.train.objective import DeviceBatch, Objective
 from penstock.train.state import TrainState
 from penstock.train.step import loss_sum, micro_batches
 from penstock.train.tune.reward_sums import NAMES, RewardSums, reward_metrics
 
 
-class PreferenceObjective(Protocol):
-    """Loss over answers, as far as its validation needs it."""
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Fields of a batch besides those of every objective."""
-        ...
+class PreferenceObjective(Objective, Protocol):
+    """Loss over answers, with what its validation needs besides."""
 
     def sums_of(
         self, state: TrainState, loader: Loader, samples: Int64, world: World, *, rows: int
@@ -35,14 +30,6 @@ class PreferenceObjective(Protocol):
 
     def check(self, batch: DeviceBatch) -> None:
         """Refuse a batch that the loss cannot be computed of."""
-        ...
-
-    def prepare(self, part: DeviceBatch) -> DeviceBatch:
-        """Return the fields of a micro-batch as the model needs them."""
-        ...
-
-    def finish(self, part: DeviceBatch, sums: RewardSums) -> Finish:
-        """Return the summed loss."""
         ...
 
 

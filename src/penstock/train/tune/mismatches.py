@@ -25,7 +25,7 @@ from torch import Tensor
 
 from penstock.core.arrays import Float64, Int64
 from penstock.core.errors import CorpusError
-from penstock.core.files import take_lock, write_atomic
+from penstock.core.files import locked, write_atomic
 from penstock.core.log import EventLog
 from penstock.data.corpus.columns import LEARNED
 from penstock.data.corpus.corpus import Corpus
@@ -263,12 +263,6 @@ def _write(file: Path, table: "np.ndarray[tuple[int, int], np.dtype[np.float64]]
     content = io.BytesIO()
     np.save(content, table, allow_pickle=False)
     file.parent.mkdir(parents=True, exist_ok=True)
-    path = file.with_name(f"{file.name}.lock")
-    lock = take_lock(path, waits=True)  # another job, or a machine that shares the folder, writes it too
-    assert lock is not None
-    try:
+    with locked(file.with_name(f"{file.name}.lock")):  # another job, or a machine that shares the folder
         if not file.is_file():
             write_atomic(file, content.getvalue())
-    finally:
-        path.unlink()
-        lock.close()

@@ -2,6 +2,7 @@
 
 from penstock.engine.request import OutputDelta
 from penstock.serve.chat.tools import ToolUse, tool_use
+from penstock.serve.chat.writer import ChatWriter
 from penstock.serve.errors import ApiError
 from penstock.serve.routes.responses import ResponseWriter
 from penstock.serve.schema.base import PromptTokensDetails, Usage
@@ -33,7 +34,7 @@ def writer(use=MAY_ADD, *, streams=True):
         text=ResponseText(format={"type": "text"}),
         top_p=1,
     )
-    return ResponseWriter(frame, use=use, streams=streams)
+    return ResponseWriter(frame, ChatWriter(0, names=None, use=use, streams=streams))
 
 
 def events_of(*texts, use=MAY_ADD, finish="stop", streams=True):
