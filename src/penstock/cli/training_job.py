@@ -1,4 +1,4 @@
-"""Run the training job of a recipe, for `penstock train` and `penstock tune`: processes, exit code."""
+"""Run the training job of a recipe, for `penstock train`, `penstock tune` and ranks of a launched run."""
 
 import argparse
 import json
@@ -12,14 +12,14 @@ from typing import NoReturn
 
 from penstock.cli.options import add_oversubscribe, add_recipe_settings, recipe_settings
 from penstock.cli.streams import complain, explain, note, warn
-from penstock.core import log
+from penstock.core import env, log
 from penstock.core.config import Raw
-from penstock.core.env import local_world_size, ranks
 from penstock.core.errors import UsageError
 from penstock.core.signals import STOPPED_EARLY, StopFlag
 from penstock.devices.kernel_table import AUTO, REFERENCE
 from penstock.launch.local import EXIT_STOPPED, JobOutcome, check_processes
 from penstock.launch.local import run as run_processes
+from penstock.launch.spec import RunSpec
 from penstock.parallel.layout import layout_of
 from penstock.train.control.resize_islands import Islands
 from penstock.train.planning.capacity import check_host, may_have_accelerators, memory_of
@@ -66,9 +66,9 @@ def run_recipe(arguments: argparse.Namespace, *, tunes: bool) -> int:
     plan = partial(plan_on_ranks, raw, config) if config.plan else None
     work = partial(train_here, config, flag, plan, oversubscribe=arguments.oversubscribe)
 
-    if arguments.processes == 1 and (ranks().world_size > 1 or not config.outer.min_islands):
+    if arguments.processes == 1 and (env.ranks().world_size > 1 or not config.outer.min_islands):
         code = _ended(work())
-        return code if ranks().world_size == 1 else _leave(code)
+        return code if env.ranks().world_size == 1 else _leave(code)
     from penstock.parallel.apply import import_sharing
 
     import_sharing()
@@ -82,6 +82,31 @@ def run_recipe(arguments: argparse.Namespace, *, tunes: bool) -> int:
     for message in outcome.messages:
         complain(message)
     return outcome.code
+
+
+def work_of(spec: RunSpec) -> Callable[[], int]:
+    """Return the work of a launched rank; imports all that it needs, so that forked processes import nothing.
+
+    Sets `env.NODES` for the ranks.
+
+    Raises:
+        UsageError: this node has too few cores for its processes.
+    """
+    verb, *words = spec.command
+    parser = argparse.ArgumentParser(prog=f"penstock {verb}")
+    add_arguments(parser)
+    arguments = parser.parse_args(words)
+    arguments.debug = False
+    check_processes(spec.processes, oversubscribe=arguments.oversubscribe)
+    env.silence_torch()
+    import penstock.train.planning.auto
+    import penstock.train.run  # noqa: F401 - torch
+    from penstock.parallel.apply import import_sharing
+
+    import_sharing()
+
+    env.set_variables({env.NODES: str(spec.nodes) if spec.nodes.is_elastic else ""})
+    return partial(run_recipe, arguments, tunes=verb == "tune")
 
 
 def _show(arguments: argparse.Namespace, raw: Raw, config: TrainConfig) -> int:
@@ -127,8 +152,8 @@ def _check_memory(arguments: argparse.Namespace, config: TrainConfig) -> None:
         ConfigError: it does not.
     """
     many = arguments.processes > 1
-    here = arguments.processes if many else local_world_size()
-    world_size = arguments.processes if many else ranks().world_size
+    here = arguments.processes if many else env.local_world_size()
+    world_size = arguments.processes if many else env.ranks().world_size
     needed = memory_of(config, world_size=world_size, here=here, on_cpu=True)
     check_host(needed, here=here, oversubscribe=arguments.oversubscribe)
 

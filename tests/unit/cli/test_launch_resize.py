@@ -6,8 +6,8 @@ import pytest
 from tests.launched import write_recipe
 from tests.unit.launch.test_spec import make_spec
 
-from penstock.cli.launch_work import work_of
 from penstock.cli.main import main
+from penstock.cli.training_job import work_of
 from penstock.core import env
 from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.spec import node_range

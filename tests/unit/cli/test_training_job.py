@@ -1,10 +1,13 @@
-"""What `penstock train` refuses before it imports torch or forks anything."""
+"""What `penstock train` and a launched node refuse before torch is imported or anything is forked."""
 
 import sys
 
 import pytest
 from tests.in_process import run_cli
+from tests.unit.launch.test_spec import make_spec
 
+from penstock.cli.training_job import work_of
+from penstock.core.env import num_cores
 from penstock.core.errors import UsageError
 from penstock.launch import local
 from penstock.models.decoder.config import DecoderConfig
@@ -96,3 +99,12 @@ def test_the_largest_model_below_the_ceilings_has_a_size_in_64_bits():
 def test_a_vocabulary_that_no_memory_holds_is_refused_before_the_library_takes_it():
     with pytest.raises(UsageError, match="too large"):
         train_tokenizer(["a"], vocab_size=99_999_999_999)
+
+
+def test_more_launched_processes_than_the_cores_of_a_node_carry_are_refused():
+    most = local.PROCESSES_PER_CORE * num_cores()
+    assert callable(work_of(make_spec(processes=most)))
+    with pytest.raises(UsageError, match=rf"{most + 1:,} processes on .* --oversubscribe starts them"):
+        work_of(make_spec(processes=most + 1))
+    command = ("train", "recipe.toml", "--oversubscribe")
+    assert callable(work_of(make_spec(processes=most + 1, command=command)))

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from penstock.cli.launch_work import folder_of
 from penstock.launch.engines.engine import ENGINES
+from penstock.launch.job_folder import JobFolder
 
 EPILOG = """\
 The run saves a checkpoint first, and does not go back into the queue. Launch it again to continue.
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Stop the run."""
-    folder = folder_of(arguments.run)
+    folder = JobFolder(arguments.run.absolute())
     job = folder.job()
     print(ENGINES[job.engine].cancel(job, folder, now=arguments.now))
     return 0

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check_machine(plan, oversubscribe=arguments.oversubscribe)
     launch_plan.check_free(plan)
     check_node(plan.spec)
-    from penstock.cli.launch_work import work_of
+    from penstock.cli.training_job import work_of
     from penstock.launch.engines.local import run_local
 
     plan.folder.make()

@@ -5,7 +5,6 @@ import codecs
 import sys
 from pathlib import Path
 
-from penstock.cli.launch_work import folder_of
 from penstock.core import clock
 from penstock.core.errors import PenstockError, UsageError
 from penstock.launch.engines.engine import ENGINES, EngineUnreachable
@@ -36,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the log."""
-    folder = folder_of(arguments.run)
+    folder = JobFolder(arguments.run.absolute())
     job = folder.job()  # raises for a run that was not launched
     if arguments.rank < 0:
         raise UsageError("--rank must be at least 0", got=arguments.rank)

@@ -5,8 +5,9 @@ import os
 import sys
 from pathlib import Path
 
-from penstock.cli.launch_work import folder_of, work_of
 from penstock.cli.streams import explain
+from penstock.cli.training_job import work_of
+from penstock.launch.job_folder import JobFolder
 
 EPILOG = """\
 srun types this, once on each node; the node's ranks are forked from it and end with it.
@@ -35,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the node to its end."""
     from penstock.launch.engines.slurm_steps import run_node
 
-    folder = folder_of(arguments.run)
+    folder = JobFolder(arguments.run.absolute())
     spec = folder.spec()
     code = run_node(
         spec,

@@ -6,11 +6,12 @@ import signal
 import sys
 from pathlib import Path
 
-from penstock.cli.launch_work import folder_of, work_of
 from penstock.cli.streams import complain, explain
+from penstock.cli.training_job import work_of
 from penstock.core import env
 from penstock.core.config import load_json
 from penstock.core.errors import PenstockError
+from penstock.launch.job_folder import JobFolder
 from penstock.launch.pods.failed import MAX_FAILED, FailedPods
 from penstock.launch.render.kubernetes import SPEC_FILE
 from penstock.launch.spec import RunSpec
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     spec = RunSpec.read(load_json(arguments.config / SPEC_FILE))
     from penstock.launch.pods.node import check_pod, is_over, node_of_pod, run_pod, unpack_code
 
-    folder, node, job = folder_of(Path(spec.run_dir)), node_of_pod(), env.variable(env.JOB)
+    folder, node, job = JobFolder(Path(spec.run_dir).absolute()), node_of_pod(), env.variable(env.JOB)
     if is_over(folder, job):  # before anything that could fail it
         return 0
     unfit = ""

@@ -5,9 +5,9 @@ import shlex
 from pathlib import Path
 
 from penstock.cli.launch_plan import RECIPE_FILE, check_sizes
-from penstock.cli.launch_work import folder_of
 from penstock.core.errors import UsageError
 from penstock.launch.engines.engine import ENGINES
+from penstock.launch.job_folder import JobFolder
 from penstock.launch.spec import node_range
 from penstock.train.control.requests import batch_size_of
 from penstock.train.resolve.load import build_for_others, build_recipe, read_recipe
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask for the nodes."""
-    folder = folder_of(arguments.run)
+    folder = JobFolder(arguments.run.absolute())
     job, spec = folder.job(), folder.spec()
     nodes = node_range(arguments.nodes)
     if job.engine == "local":

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.launch_work import folder_of
 from penstock.core.units import plural
 from penstock.launch.engines.engine import ENGINES
-from penstock.launch.job_folder import line_of
+from penstock.launch.job_folder import JobFolder, line_of
 
 EPILOG = """\
 Shows the engine's state with its reason, the newest step and checkpoint, and the last transitions.
@@ -33,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the state."""
-    folder = folder_of(arguments.run)
+    folder = JobFolder(arguments.run.absolute())
     if folder.is_held() and not folder.has_job():
         print(
             json.dumps({"status": "STARTING", "is_live": True}) if arguments.json else "the job is starting"

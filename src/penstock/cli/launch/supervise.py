@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from penstock.cli.launch_work import folder_of
 from penstock.core.signals import StopFlag
+from penstock.launch.job_folder import JobFolder
 
 EPILOG = """\
 The batch script of `penstock launch slurm` types this on the first node.
@@ -27,5 +27,5 @@ def run(arguments: argparse.Namespace) -> int:
     flag = StopFlag().install()
     from penstock.launch.engines.slurm_steps import supervise
 
-    folder = folder_of(arguments.run)
+    folder = JobFolder(arguments.run.absolute())
     return supervise(folder.spec(), folder, flag)
