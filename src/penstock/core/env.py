@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.core.errors import UsageError
-from penstock.core.units import parse_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,19 +288,6 @@ def set_compiled_programs(folder: Path, *, given: bool) -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     else:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
-
-
-def cache_bytes() -> int | None:
-    """Return the disk limit of cached remote data: PENSTOCK_CACHE_BYTES, such as 64GiB; None if not set.
-
-    Raises:
-        UsageError: it is not a size.
-    """
-    text = os.environ.get("PENSTOCK_CACHE_BYTES")
-    try:
-        return None if text is None else parse_count(text)
-    except UsageError as error:
-        raise UsageError(f"PENSTOCK_CACHE_BYTES: {error}") from None
 
 
 def allow_plain_http() -> bool:

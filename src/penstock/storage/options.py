@@ -5,10 +5,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.core import env
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, UsageError
+from penstock.core.units import parse_count
 
 _MAX_BYTES = 64 * 2**30
 _SHARE_OF_FREE_DISK = 0.2
+_CACHE_BYTES = "PENSTOCK_CACHE_BYTES"
+
+
+def cache_bytes() -> int | None:
+    """Return the disk limit of cached remote data: PENSTOCK_CACHE_BYTES, such as 64GiB; None if not set.
+
+    Raises:
+        UsageError: it is not a size.
+    """
+    try:
+        return parse_count(env.variable(_CACHE_BYTES)) if env.has_variable(_CACHE_BYTES) else None
+    except UsageError as error:
+        raise UsageError(f"{_CACHE_BYTES}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +31,7 @@ class RemoteOptions:
 
     cache_folder: Path = field(default_factory=env.cache_folder)
     """Cache folder, shared by all processes and runs of a machine. PENSTOCK_CACHE."""
-    cache_bytes: int | None = field(default_factory=env.cache_bytes)
+    cache_bytes: int | None = field(default_factory=cache_bytes)
     """Disk limit of the cache; None: 64 GiB or a fifth of the free space, the lower. PENSTOCK_CACHE_BYTES."""
     read_around_bytes: int = 131_072
     """Minimum size of an unforeseen read. Larger: fewer requests, but more bytes that are not needed."""

@@ -20,6 +20,7 @@ from penstock.core import env
 from penstock.core.arrays import Bytes
 from penstock.core.errors import CorpusError
 from penstock.storage.mapped import map_file
+from penstock.storage.options import cache_bytes
 
 T = TypeVar("T")
 
@@ -77,7 +78,7 @@ class Decoded:
         try:
             content = self._make(write)
             held = view(content), len(content)
-            most = self._max_bytes or env.cache_bytes() or _MAX_BYTES
+            most = self._max_bytes or cache_bytes() or _MAX_BYTES
             with self._lock:
                 self._bytes += held[1] - self._held.pop(key, (None, 0))[1]
                 self._held[key] = held
