@@ -1,4 +1,4 @@
-"""Names for the types of numpy arrays; shapes are said where they are used."""
+"""Names for the types of numpy arrays, and their addresses; shapes are said where they are used."""
 
 from typing import Any
 
@@ -15,3 +15,8 @@ Int32 = npt.NDArray[np.int32]
 Bool = npt.NDArray[np.bool_]
 Table = Int32 | Int64
 """Pieces [p, 4] int32 or int64, as in PackedPool."""
+
+
+def address(array: Array) -> int:
+    """Return the address of an array's first byte."""
+    return int(array.__array_interface__["data"][0])

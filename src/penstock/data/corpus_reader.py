@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core import clock
-from penstock.core.arrays import Bool, Int64, Table
+from penstock.core.arrays import Bool, Int64, Table, address
 from penstock.core.checks import at_least, check_table
 from penstock.core.errors import ConfigError, CorpusError, CorpusExhausted, nearest
 from penstock.data.corpus.open import open_corpus
 from penstock.data.lookahead import Lookahead
-from penstock.data.native import address, library
+from penstock.data.native import library
 from penstock.data.order.epochs import CorpusEpochs
 from penstock.data.order.pool import PackedPool, WholePools, pack_pool
 from penstock.data.packing import PADDING_RULES, check_packing, overlong_unset

@@ -11,12 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.arrays import Table
-from penstock.data.collate import BatchBuffers, collate
-from penstock.data.column_fields import column_field, mask_labels
+from penstock.data.collate import BatchBuffers, collate, column_field, mask_labels
 from penstock.data.corpus.columns import LEARNED
 from penstock.data.corpus.corpus import Corpus
-from penstock.data.order.pool import PADDING
 from penstock.data.packing import whole
+from penstock.data.types import PADDING
 
 FIELDS = ("input_ids", "labels", "position_ids", "cu_seqlens")
 

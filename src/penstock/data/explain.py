@@ -10,9 +10,8 @@ from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError, UsageError, nearest
 from penstock.data.corpus.corpus import Corpus
 from penstock.data.order.epochs import EpochEntry
-from penstock.data.order.pool import PADDING
 from penstock.data.sample_index import SampleIndex
-from penstock.data.types import Waste
+from penstock.data.types import PADDING, Waste
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,18 +15,21 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from penstock.core.arrays import Float64, Int64, Table
 from penstock.core.errors import CorpusError
-from penstock.data.corpus.corpus import Corpus
-from penstock.data.order.epochs import EpochEntry
-from penstock.data.order.holdout import TokenSpace
-from penstock.data.order.pool import PADDING
-from penstock.data.order.row_order import Order
+from penstock.data.types import PADDING
 from penstock.storage.base import FarSlices
+
+if TYPE_CHECKING:
+    from penstock.data.corpus.corpus import Corpus
+    from penstock.data.order.epochs import EpochEntry
+    from penstock.data.order.holdout import TokenSpace
+    from penstock.data.order.row_order import Order
 
 _SIDE_BY_SIDE = 16  # shards opened in parallel
 _POOLS_AT_ONCE = 4
@@ -45,7 +48,7 @@ class Lookahead:
         max_epochs: cap on epochs; nothing beyond it is fetched. None: no cap.
     """
 
-    def __init__(self, corpus: Corpus, *, max_epochs: int | None) -> None:
+    def __init__(self, corpus: "Corpus", *, max_epochs: int | None) -> None:
         self._corpus = corpus
         self._max_epochs = max_epochs
         self._far = "://" in corpus.location
@@ -57,7 +60,7 @@ class Lookahead:
         self._background = ThreadPoolExecutor(_POOLS_AT_ONCE, "penstock-lookahead") if self._far else None
 
     def read(
-        self, entries: Sequence[EpochEntry], addresses: Sequence[Sequence[int]], *, tokens: bool = True
+        self, entries: "Sequence[EpochEntry]", addresses: Sequence[Sequence[int]], *, tokens: bool = True
     ) -> None:
         """Announce that rows are about to be read; returns once their document boundaries are available.
 
@@ -101,7 +104,7 @@ class Lookahead:
                 del due[next(iter(due))]
 
     def _prefetch_pool(
-        self, entry: EpochEntry, epoch: int, pool: int, row: int, tokens: bool
+        self, entry: "EpochEntry", epoch: int, pool: int, row: int, tokens: bool
     ) -> "tuple[Sequence[Future[None]], int]":
         """Begin a pool, and in its second half its lane's next; return futures and the next row to act on."""
         middle = -(-entry.order.geometry.rows_per_pool // 2)
@@ -109,7 +112,9 @@ class Lookahead:
             self._begin_once(entry, *after, tokens)
         return self._begin_once(entry, epoch, pool, tokens), middle if row < middle else sys.maxsize
 
-    def _begin_once(self, entry: EpochEntry, epoch: int, pool: int, tokens: bool) -> "Sequence[Future[None]]":
+    def _begin_once(
+        self, entry: "EpochEntry", epoch: int, pool: int, tokens: bool
+    ) -> "Sequence[Future[None]]":
         """Begin a pool in the background unless it was begun or is cached; return its pending futures."""
         key = entry.identity, epoch, pool, tokens
         if (begun := self._begun.get(key)) is not None:
@@ -125,7 +130,7 @@ class Lookahead:
                     self._begun.popitem(last=False)
             return self._begun[key]
 
-    def _spans(self, space: TokenSpace, order: Order, epoch: int, pool: int) -> Spans:
+    def _spans(self, space: "TokenSpace", order: "Order", epoch: int, pool: int) -> Spans:
         """Return the token ranges of a pool by shard."""
         spans: Spans = {}
         for shard, low, high in self._corpus.spans(space.in_corpus(order.blocks.of_pool(epoch, pool))):
@@ -140,7 +145,7 @@ class Lookahead:
             for shard, parts in spans.items()
         )
 
-    def _after(self, entry: EpochEntry, epoch: int, pool: int) -> tuple[int, int] | None:
+    def _after(self, entry: "EpochEntry", epoch: int, pool: int) -> tuple[int, int] | None:
         """Return (epoch, pool) that the lane reads next; None at the end of the entry or the run."""
         lanes = entry.order.geometry.lanes
         if pool + lanes < entry.order.num_pools:
@@ -178,7 +183,7 @@ class Lookahead:
         return next_use(entry, starts + base, stops + base, epoch=epoch, group=group)
 
 
-def next_use(entry: EpochEntry, starts: Int64, stops: Int64, *, epoch: int, group: int) -> Float64:
+def next_use(entry: "EpochEntry", starts: Int64, stops: Int64, *, epoch: int, group: int) -> Float64:
     """Return the number of samples until corpus tokens [start, stop) are read next: [n].
 
     Distances are whole groups of pools.

@@ -30,8 +30,15 @@ import numpy as np
 from penstock.core.arrays import Bool, Int32, Int64
 from penstock.core.checks import check_divisible
 from penstock.core.errors import ConfigError, TransformError
-from penstock.data.collate import FIELDS, BatchBuffers, CorpusSpans, collate, gather
-from penstock.data.column_fields import column_field, mask_labels
+from penstock.data.collate import (
+    FIELDS,
+    BatchBuffers,
+    CorpusSpans,
+    collate,
+    column_field,
+    gather,
+    mask_labels,
+)
 from penstock.data.corpus.columns import LEARNED
 from penstock.data.corpus.corpus import Corpus
 from penstock.data.native import library

@@ -12,12 +12,12 @@ from threading import Lock
 
 import numpy as np
 
-from penstock.core.arrays import Int32, Int64
+from penstock.core.arrays import Int32, Int64, address
 from penstock.core.errors import CorpusError
 from penstock.data.corpus.corpus import Corpus, TokenMap
-from penstock.data.native import address
-from penstock.data.order.pool import PADDING, PackedPool
+from penstock.data.order.pool import PackedPool
 from penstock.data.packing.best_fit import stable_order
+from penstock.data.types import PADDING
 
 _MAX_SHARDS = 32  # maps that a pool keeps open: its 16 blocks need fewer unless shards are tiny
 

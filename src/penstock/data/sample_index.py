@@ -12,13 +12,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from threading import Lock
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.core.arrays import Bool, Int64, Table
 from penstock.core.errors import ConfigError, CorpusError, UsageError
-from penstock.data.corpus.corpus import Corpus
-from penstock.data.corpus_reader import CorpusReader
 from penstock.data.order.epochs import CorpusEpochs, FullEpochs, OrderConfig, RemainderEpoch, begin
 from penstock.data.order.pool import PackedPool
 from penstock.data.order.row_order import RowAddresses
@@ -26,6 +25,10 @@ from penstock.data.row_spans import PoolKey, PoolSpans
 from penstock.data.schedule.change_log import ChangeLog
 from penstock.data.schedule.segments import Located, ScheduleSegments
 from penstock.data.types import MAX_SAMPLES, Waste
+
+if TYPE_CHECKING:
+    from penstock.data.corpus.corpus import Corpus
+    from penstock.data.corpus_reader import CorpusReader
 
 _ROUNDED = 6  # digits of a number of rows: 0.1 epochs of 30 rows are 3
 _FEW = 8  # corpora of a batch; up to this number they are located one by one
@@ -99,7 +102,7 @@ class SampleIndex:
     """
 
     def __init__(
-        self, change_log: ChangeLog, sources: Mapping[str, CorpusReader], plans: Mapping[str, OrderConfig]
+        self, change_log: ChangeLog, sources: "Mapping[str, CorpusReader]", plans: Mapping[str, OrderConfig]
     ) -> None:
         named = [name for _, slots, _ in change_log.mix for name in slots]
         self.names = list(dict.fromkeys([*named, *sources]))
@@ -247,7 +250,7 @@ class SampleIndex:
 
     def rows(
         self, corpus: int, phase: int, addresses: Int64, *, at_home: Bool | None = None
-    ) -> tuple[CorpusReader, list[Table]]:
+    ) -> "tuple[CorpusReader, list[Table]]":
         """Return a corpus and the piece tables of its rows; see CorpusReader.rows."""
         source = self._source(corpus)
         return source, source.rows(self._epochs_of(corpus, phase), addresses, at_home=at_home)
@@ -328,7 +331,7 @@ class SampleIndex:
         """Return the sample id of a corpus's own sample in a phase; None if the run never served it."""
         return self._segments.sample_of(corpus, phase, turn)
 
-    def corpus(self, corpus: int) -> Corpus:
+    def corpus(self, corpus: int) -> "Corpus":
         """Return a corpus by its index."""
         return self._source(corpus).corpus
 
@@ -350,7 +353,7 @@ class SampleIndex:
                 ranges[phase] = range(turns.start, min(turns.stop, end))
         return ranges
 
-    def _source(self, corpus: int) -> CorpusReader:
+    def _source(self, corpus: int) -> "CorpusReader":
         name = self.names[corpus]
         if name not in self.sources:
             raise CorpusError(
@@ -390,7 +393,7 @@ class SampleIndex:
                 epochs = source.extended_to(epochs, MAX_SAMPLES).grown(taken, source.corpus, parts)
         return epochs
 
-    def _ends(self, corpus: int, source: CorpusReader) -> int | None:
+    def _ends(self, corpus: int, source: "CorpusReader") -> int | None:
         """Return the first sample id beyond a corpus's cap on epochs; None if unknown or without a cap."""
         if source.max_epochs is None:
             return None

@@ -9,13 +9,15 @@ damaged or edited.
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.core import config
 from penstock.core.errors import CorpusChanged, StateMismatch
-from penstock.data.corpus_reader import CorpusReader
-from penstock.data.order.epochs import OrderConfig
 from penstock.data.schedule.change_log import ChangeLog, Skip
+
+if TYPE_CHECKING:
+    from penstock.data.corpus_reader import CorpusReader
+    from penstock.data.order.epochs import OrderConfig
 
 VERSION = 4
 _CHECKSUM = "checksum"
@@ -115,7 +117,7 @@ def _read(state: State) -> SavedLoaderState:
 
 
 def check_sizes(
-    saved: SavedLoaderState, sources: Mapping[str, CorpusReader], plans: Mapping[str, OrderConfig]
+    saved: SavedLoaderState, sources: "Mapping[str, CorpusReader]", plans: "Mapping[str, OrderConfig]"
 ) -> None:
     """Refuse a state of a version that cut a corpus into other blocks and lanes: its order was another.
 
@@ -133,7 +135,7 @@ def check_sizes(
                 )
 
 
-def _sizes(source: CorpusReader, plan: OrderConfig, change_log: ChangeLog) -> dict[str, int]:
+def _sizes(source: "CorpusReader", plan: "OrderConfig", change_log: ChangeLog) -> dict[str, int]:
     """Return the geometry that a corpus has at the run's first sequence length."""
     plan = replace(plan, sequence_length=change_log.length[0][1])
     order = plan.whole(source.corpus, plan.base_parts, first=0).order
@@ -164,7 +166,7 @@ def check_identity(saved: SavedLoaderState, ours: Mapping[str, Any]) -> None:
             )
 
 
-def check_corpora(saved: SavedLoaderState, sources: Mapping[str, CorpusReader]) -> None:
+def check_corpora(saved: SavedLoaderState, sources: "Mapping[str, CorpusReader]") -> None:
     """Refuse other contents under the same name.
 
     Raises:
@@ -175,7 +177,7 @@ def check_corpora(saved: SavedLoaderState, sources: Mapping[str, CorpusReader]) 
             check_contents(name, sources[name], was, saved.change_log)
 
 
-def check_needed(change_log: ChangeLog, step: int, sources: Mapping[str, CorpusReader]) -> None:
+def check_needed(change_log: ChangeLog, step: int, sources: "Mapping[str, CorpusReader]") -> None:
     """Refuse to go on without a corpus of the present mixture.
 
     Raises:
@@ -189,7 +191,7 @@ def check_needed(change_log: ChangeLog, step: int, sources: Mapping[str, CorpusR
             )
 
 
-def check_contents(name: str, source: CorpusReader, was: Mapping[str, Any], change_log: ChangeLog) -> None:
+def check_contents(name: str, source: "CorpusReader", was: Mapping[str, Any], change_log: ChangeLog) -> None:
     """Refuse a corpus that is not what it was; more parts than before are no difference.
 
     Raises:

@@ -15,6 +15,8 @@ from penstock.core.arrays import Bool, Int32, Int64
 
 IGNORED_LABEL = -100
 """Label of a position that is not trained on; the default ignore_index of torch's cross entropy."""
+PADDING = -1
+"""Shard index of a padding piece."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import pytest
 from penstock.data.collate import FIELDS, BatchBuffers, collate
 from penstock.data.corpus.corpus import Corpus
 from penstock.data.corpus.open import open_corpus
-from penstock.data.order.pool import PADDING
+from penstock.data.types import PADDING
 from penstock.testing.corpora import write_corpus
 
 # Two shards: documents [11 12 13 14] [15 16] | [21 22 23]

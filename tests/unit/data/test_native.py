@@ -14,14 +14,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from penstock.core.arrays import address
 from penstock.core.errors import CorpusError
 from penstock.data import Loader, corpus_reader, native, reader
 from penstock.data.collate import FIELDS, BatchBuffers, collate, gather
 from penstock.data.corpus.corpus import Corpus
 from penstock.data.formats.index import DocumentEnds
 from penstock.data.order import pool
-from penstock.data.order.pool import PADDING, PackedPool
+from penstock.data.order.pool import PackedPool
 from penstock.data.row_spans import RowSpans, spans_of
+from penstock.data.types import PADDING
 from penstock.testing.corpora import numbered_corpus, write_corpus
 from tests.examples import examples
 from tests.property.strategies import LENGTHS, PACKINGS
@@ -274,7 +276,7 @@ def test_what_a_pool_needs_of_local_files_is_asked_for_once(tmp_path, monkeypatc
     tokens = [loader.corpora["c"].shard(index).tokens for index in range(4)]
     assert sum(size for _, size in asked) == sum(of.nbytes for of in tokens), "all of it, and once"
     for at, size in asked:
-        assert any(native.address(of) <= at and at + size <= native.address(of) + of.nbytes for of in tokens)
+        assert any(address(of) <= at and at + size <= address(of) + of.nbytes for of in tokens)
     plain = loader.batch_at(0)
     fresh = Loader({"c": corpus}, sequence_length=512, global_batch_size=4, deliver="numpy").batch_at(0)
     assert_equal([plain], [fresh])  # hints that the system is really given change nothing

@@ -28,11 +28,10 @@ from typing import Any
 import numpy as np
 
 from penstock.core import config
-from penstock.core.arrays import Array, Bits
+from penstock.core.arrays import Array, Bits, address
 from penstock.core.errors import CorpusError, PenstockError, UsageError, damaged, nearest
 from penstock.core.files import checksum, commit, remove_tree, temporary_beside, write_atomic, write_json
 from penstock.data.corpus.manifest import ColumnEntry, ColumnFile, Manifest, check_inside
-from penstock.data.native import address
 from penstock.storage.base import FarSlices, LocalStorage, NextUse, Slices, Storage, probe, storage_of
 
 LEARNED = "learned"

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.arrays import Int64, Tokens
+from penstock.core.arrays import Int64, Tokens, address
 from penstock.core.errors import CorpusError
 from penstock.data.corpus.columns import TokenColumn
 from penstock.data.corpus.manifest import Manifest
 from penstock.data.formats import TokenShard
 from penstock.data.formats.index import DocumentEnds
-from penstock.data.native import address
 from penstock.data.types import Fragments
 
 _NEAR_TOKENS = 2**15  # first search window for the next document end; most documents are shorter

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.arrays import Tokens
+from penstock.core.arrays import Tokens, address
 from penstock.core.errors import CorpusError
 from penstock.core.packages import Package
 from penstock.data.formats import Format, Options
 from penstock.data.formats.index import DocumentEnds
 from penstock.data.formats.ipc import buffers_of, schema_of
-from penstock.data.native import address, library
+from penstock.data.native import library
 from penstock.storage.base import Blob, Slices, Storage
 
 pa = Package("pyarrow", "Arrow and Parquet files")

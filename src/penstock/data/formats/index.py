@@ -5,9 +5,8 @@ from bisect import bisect_right
 
 import numpy as np
 
-from penstock.core.arrays import Int64
+from penstock.core.arrays import Int64, address
 from penstock.core.errors import CorpusError
-from penstock.data.native import address
 from penstock.storage.base import Slices
 
 _PAGE = 512  # ends, 4 KiB

@@ -7,9 +7,6 @@ compute the same, more slowly: `collate` for rows, `packing` for pools.
 import ctypes
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
-
-import numpy.typing as npt
 
 from penstock.core.log import EventLog
 from penstock.core.native_build import NotBuilt, Unit, find_compiler, library_of
@@ -74,8 +71,3 @@ def library() -> ctypes.CDLL | None:
         function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, _INT
     return loaded
-
-
-def address(array: npt.NDArray[Any]) -> int:  # Any: every dtype
-    """Return the address of an array's first byte."""
-    return int(array.__array_interface__["data"][0])

@@ -18,11 +18,11 @@ itself after the epoch in progress, and as part of the whole from then on.
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.core.arrays import Int64
-from penstock.data.corpus.corpus import Corpus
 from penstock.data.order.holdout import Split, TokenSpace, part_of, space_of
 from penstock.data.order.permutation import choose_geometry
 from penstock.data.order.pool import WholePools
@@ -30,6 +30,9 @@ from penstock.data.order.round_robin import RoundRobin
 from penstock.data.order.row_order import Order, RepackPoint, RowAddresses
 from penstock.data.packing import PADDING_RULES
 from penstock.data.types import Waste
+
+if TYPE_CHECKING:
+    from penstock.data.corpus.corpus import Corpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +221,12 @@ class OrderConfig:
     base_parts: int
     """Parts the corpus had when the run began; 0 for a streamed corpus."""
 
-    def whole(self, corpus: Corpus, parts: int, *, first: int) -> FullEpochs:
+    def whole(self, corpus: "Corpus", parts: int, *, first: int) -> FullEpochs:
         """Return endless epochs over the first `parts` parts of a corpus."""
         space = part_of(corpus, name=self.name, split=self.split, holdout=self.holdout, parts=range(parts))
         return FullEpochs(space, self._order(space, self.name), first, None, parts=parts)
 
-    def part(self, corpus: Corpus, part: int) -> FullEpochs | None:
+    def part(self, corpus: "Corpus", part: int) -> FullEpochs | None:
         """Return one epoch over a single part; None if the split has no document of it."""
         parts = range(part, part + 1)
         space = space_of(corpus, name=self.name, split=self.split, holdout=self.holdout, parts=parts)
@@ -327,7 +330,7 @@ class CorpusEpochs:
             entries += plan.remaining_epochs(entry, begun=0)
         return CorpusEpochs(plan, entries, parts=self.parts, begun=self.parts_begun(samples))
 
-    def grown(self, samples: int, corpus: Corpus, parts: int) -> "CorpusEpochs":
+    def grown(self, samples: int, corpus: "Corpus", parts: int) -> "CorpusEpochs":
         """Return the schedule with more parts, appended to the corpus after `samples` samples."""
         if parts <= self.parts:
             return self
@@ -343,22 +346,22 @@ class CorpusEpochs:
         entries.append(self.plan.whole(corpus, parts, first=epoch))
         return CorpusEpochs(self.plan, entries, parts=parts, begun=self._begun)
 
-    def streamed(self, corpus: Corpus, parts: int) -> "CorpusEpochs":
+    def streamed(self, corpus: "Corpus", parts: int) -> "CorpusEpochs":
         """Return the schedule of a streamed corpus with more of its parts; it still has an end."""
         entries = [*self.entries, *self._parts(corpus, parts)]
         return CorpusEpochs(self.plan, entries, parts=parts, begun=self._begun)
 
-    def finished(self, corpus: Corpus) -> "CorpusEpochs":
+    def finished(self, corpus: "Corpus") -> "CorpusEpochs":
         """Return the schedule of a streamed corpus that is complete: endless epochs over the whole follow."""
         entries = [*self.entries, self.plan.whole(corpus, self.parts, first=1)]
         return CorpusEpochs(self.plan, entries, parts=self.parts, begun=self._begun)
 
-    def _parts(self, corpus: Corpus, parts: int) -> list[FullEpochs]:
+    def _parts(self, corpus: "Corpus", parts: int) -> list[FullEpochs]:
         entries = [self.plan.part(corpus, part) for part in range(self.parts, parts)]
         return [entry for entry in entries if entry is not None]
 
 
-def begin(plan: OrderConfig, corpus: Corpus) -> CorpusEpochs:
+def begin(plan: OrderConfig, corpus: "Corpus") -> CorpusEpochs:
     """Return the epoch schedule of a corpus at the start of a run."""
     if plan.streamed:
         return CorpusEpochs(plan, [], parts=0)

@@ -8,7 +8,7 @@ most 4,096 intervals describe a part of any size.
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,9 +17,11 @@ from penstock.core.arrays import Bool, Int64
 from penstock.core.errors import ConfigError, nearest
 from penstock.core.rng import key_of
 from penstock.core.units import plural
-from penstock.data.corpus.corpus import Corpus
 from penstock.data.order.permutation import Permutation
 from penstock.data.types import Fragments
+
+if TYPE_CHECKING:
+    from penstock.data.corpus.corpus import Corpus
 
 _MAX_BLOCKS = 4096
 _MIN_BLOCK_TOKENS = 256
@@ -27,7 +29,7 @@ _MIN_BLOCK_TOKENS = 256
 Split = Literal["train", "heldout"]
 
 # Held-out intervals by span, share and key of each corpus: computing them reads document offsets everywhere.
-_known: WeakKeyDictionary[Corpus, dict[tuple[int, int, float, int], Int64]] = WeakKeyDictionary()
+_known: "WeakKeyDictionary[Corpus, dict[tuple[int, int, float, int], Int64]]" = WeakKeyDictionary()
 
 
 class TokenSpace:
@@ -37,7 +39,7 @@ class TokenSpace:
         intervals: [n, 2] int64 corpus positions, ascending, each a whole number of documents.
     """
 
-    def __init__(self, corpus: Corpus, intervals: Int64) -> None:
+    def __init__(self, corpus: "Corpus", intervals: Int64) -> None:
         self.corpus = corpus
         self._interval_stops: list[int] = intervals[:, 1].tolist()
         self._ends: list[int] = np.cumsum(intervals[:, 1] - intervals[:, 0]).tolist()
@@ -96,7 +98,7 @@ class TokenSpace:
 
 
 def part_of(
-    corpus: Corpus, *, name: str, split: Split, holdout: float, parts: range | None = None
+    corpus: "Corpus", *, name: str, split: Split, holdout: float, parts: range | None = None
 ) -> TokenSpace:
     """Return the training or held-out part of a corpus.
 
@@ -118,7 +120,7 @@ def part_of(
     return space
 
 
-def _remedy(corpus: Corpus, split: Split, holdout: float) -> str:
+def _remedy(corpus: "Corpus", split: Split, holdout: float) -> str:
     documents, tokens = plural(corpus.num_documents, "document"), plural(corpus.num_tokens, "token")
     size = f"The corpus has {documents} of {tokens}"
     if split == "train":
@@ -133,7 +135,7 @@ def _num_blocks(num_tokens: int) -> int:
     return max(1, min(_MAX_BLOCKS, num_tokens // _MIN_BLOCK_TOKENS))
 
 
-def space_of(corpus: Corpus, *, name: str, split: Split, holdout: float, parts: range | None) -> TokenSpace:
+def space_of(corpus: "Corpus", *, name: str, split: Split, holdout: float, parts: range | None) -> TokenSpace:
     """Return the training or held-out part of some parts of a corpus; it may be empty.
 
     Raises:
@@ -156,7 +158,7 @@ def _key(name: str, part: int) -> int:
     return key_of(0, "holdout", name, *([part] if part else []))
 
 
-def _intervals(corpus: Corpus, span: tuple[int, int], split: Split, holdout: float, *, key: int) -> Int64:
+def _intervals(corpus: "Corpus", span: tuple[int, int], split: Split, holdout: float, *, key: int) -> Int64:
     """Return the intervals [n, 2] of one side of the split within a span of the corpus."""
     known = _known.setdefault(corpus, {})
     heldout = known.get((*span, holdout, key))
@@ -168,7 +170,7 @@ def _intervals(corpus: Corpus, span: tuple[int, int], split: Split, holdout: flo
     return edges[edges[:, 0] < edges[:, 1]]
 
 
-def _heldout_intervals(corpus: Corpus, span: tuple[int, int], *, holdout: float, key: int) -> Int64:
+def _heldout_intervals(corpus: "Corpus", span: tuple[int, int], *, holdout: float, key: int) -> Int64:
     first, total = span[0], span[1] - span[0]
     num_blocks = _num_blocks(total)
     count = round(holdout * num_blocks)

@@ -15,20 +15,23 @@ from collections.abc import Iterator, Sequence
 from ctypes import CDLL
 from dataclasses import dataclass
 from threading import Lock
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from penstock.core.arrays import Int64, Table
+from penstock.core.arrays import Int64, Table, address
 from penstock.core.errors import ConfigError
 from penstock.core.rng import shuffled
 from penstock.core.units import plural
-from penstock.data.corpus.corpus import Corpus, ShardRanges
-from penstock.data.native import address, library
+from penstock.data.native import library
 from penstock.data.order.holdout import TokenSpace
 from penstock.data.order.row_order import Order, RepackPoint
 from penstock.data.packing import PACKERS, check_packing, overlong_unset
-from penstock.data.types import Fragments, Waste
+from penstock.data.types import PADDING, Fragments, Waste
+
+if TYPE_CHECKING:
+    from penstock.data.corpus.corpus import Corpus, ShardRanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class CountedRows:
 
 # Counting takes about 1 s per 10^9 tokens, and every change of a run builds new orders.
 _PACKED = 128  # pools cached: one per lane, and some from before a change of the sequence length
-_known: WeakKeyDictionary[Corpus, dict[tuple[str, str, str | None, int], CountedRows]] = WeakKeyDictionary()
+_known: "WeakKeyDictionary[Corpus, dict[tuple[str, str, str | None, int], CountedRows]]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,9 +282,6 @@ def _nonzero(count: int) -> list[int]:
 COMPILED = ("best_fit", "concat")
 """Packing rules that native/pools.c implements."""
 
-PADDING = -1
-"""Shard index of a padding piece."""
-
 
 def pack_pool(
     space: TokenSpace,
@@ -320,7 +320,7 @@ def pack_pool(
 
 
 def _compiled_pack(
-    compiled: CDLL, shard_ranges: ShardRanges, *, length: int, rule: str, keys: Sequence[int]
+    compiled: CDLL, shard_ranges: "ShardRanges", *, length: int, rule: str, keys: Sequence[int]
 ) -> PackedPool | None:
     """Pack a pool in native/pools.c, as `fragments` and `_pack` do; None if document ends do not ascend."""
     table = shard_ranges.table

@@ -7,8 +7,9 @@ from penstock.data.corpus.open import open_corpus
 from penstock.data.order.epochs import EpochEntry, FullEpochs
 from penstock.data.order.holdout import TokenSpace, part_of
 from penstock.data.order.permutation import choose_geometry
-from penstock.data.order.pool import PADDING, pack_pool
+from penstock.data.order.pool import pack_pool
 from penstock.data.order.row_order import Order
+from penstock.data.types import PADDING
 from penstock.testing.corpora import numbered_corpus
 
 TOKENS, LENGTH = 6000, 2  # 12 pools on 2 lanes

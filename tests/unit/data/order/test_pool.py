@@ -12,10 +12,10 @@ from penstock.data import packing
 from penstock.data.corpus.open import open_corpus
 from penstock.data.order.holdout import TokenSpace, part_of
 from penstock.data.order.permutation import choose_geometry
-from penstock.data.order.pool import PADDING, PackedPool, WholePools, pack_pool
+from penstock.data.order.pool import PackedPool, WholePools, pack_pool
 from penstock.data.order.row_order import Order
 from penstock.data.packing import PACKERS, PADDING_RULES
-from penstock.data.types import Pieces
+from penstock.data.types import PADDING, Pieces
 from penstock.testing.corpora import numbered_corpus
 
 LENGTH = 4
