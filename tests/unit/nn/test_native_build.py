@@ -17,8 +17,7 @@ import pytest
 from penstock.core import env, native_build, native_compiler
 from penstock.core.native_build import BeingBuilt, NotBuilt, library_if_built, library_of
 from penstock.nn import native
-from penstock.nn.native import build
-from penstock.nn.native.build import built_library
+from penstock.nn.native import built_library
 
 MULTIPLY = """
 #include "tiles.h"
@@ -56,7 +55,7 @@ def test_what_was_built_is_found_again(own_cache, compiler):
     assert first.read_text() == "library\n"
     assert first.parent == own_cache
     assert built_library() == first
-    assert num_runs() == len(build.unit().texts) + 1  # and the linker's
+    assert num_runs() == len(native.unit().texts) + 1  # and the linker's
 
 
 def test_several_at_once_build_one_library(own_cache, compiler):
@@ -64,7 +63,7 @@ def test_several_at_once_build_one_library(own_cache, compiler):
     with ThreadPoolExecutor(6) as pool:
         built = set(pool.map(lambda _: built_library(), range(6)))
     assert len(built) == 1
-    assert num_runs() == len(build.unit().texts) + 1  # and the linker's
+    assert num_runs() == len(native.unit().texts) + 1  # and the linker's
     assert sorted(p.name for p in own_cache.iterdir()) == sorted([built.pop().name, "operators.lock"])
 
 
@@ -78,7 +77,7 @@ def test_another_source_compiler_or_cpu_is_another_library(compiler, tmp_path, m
     names.append(built_library())
     (tmp_path / "sources").mkdir()
     (tmp_path / "sources" / "one.cpp").write_text("int one;")
-    monkeypatch.setattr(build, "SOURCES", tmp_path / "sources")
+    monkeypatch.setattr(native, "SOURCES", tmp_path / "sources")
     names.append(built_library())
     assert len(set(names)) == len(names)
 
@@ -130,13 +129,13 @@ def test_a_build_that_failed_is_tried_again_by_the_command_or_with_another_compi
         built_library()
     assert num_runs() == once
     path.write_text(good)
-    assert library_of(build.unit(), try_again=True).is_file()
+    assert library_of(native.unit(), try_again=True).is_file()
     assert not list(own_cache.glob("*.failed"))
 
 
 @pytest.mark.usefixtures("own_cache", "compiler")
 def test_the_path_of_the_environment_is_no_part_of_the_name():
-    unit = build.unit()
+    unit = native.unit()
     elsewhere = replace(unit, paths=["-I/another/environment/torch/include"])
     assert library_of(elsewhere) == library_of(unit)
 
@@ -213,7 +212,7 @@ def test_who_waits_for_another_build_says_so_and_gets_its_library(gated, monkeyp
     builder = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, text=True)
     processes_in(pids)
     with pytest.raises(BeingBuilt, match=r"Another process is building the C\+\+ operators"):
-        library_if_built(build.unit())
+        library_if_built(native.unit())
     monkeypatch.setattr(native_compiler, "_QUIET_S", 0.0)
     said = []
 
@@ -221,7 +220,7 @@ def test_who_waits_for_another_build_says_so_and_gets_its_library(gated, monkeyp
         said.append(text)
         gate.touch()
 
-    library = library_of(build.unit(), say=say)
+    library = library_of(native.unit(), say=say)
     assert said[0].startswith("Another process compiles the C++ operators; waiting for it: ")
     assert builder.communicate()[0].strip() == str(library)
 
@@ -249,8 +248,8 @@ def test_the_first_use_waits_for_nothing_and_the_next_start_has_the_operators(ga
     assert told.endswith("cores. Until then plain PyTorch computes, slower; the next start has the operators")
     processes_in(pids)
     gate.touch()
-    library = library_of(build.unit())
-    assert library_if_built(build.unit()) == library
+    library = library_of(native.unit())
+    assert library_if_built(native.unit()) == library
 
 
 @pytest.mark.usefixtures("own_cache")
@@ -258,7 +257,7 @@ def test_a_build_says_how_long_it_takes_while_it_takes_it(gated, monkeypatch):
     _, gate = gated
     monkeypatch.setattr(native_compiler, "_QUIET_S", 0.0)
     said = []
-    library_of(build.unit(), say=lambda text: (said.append(text), gate.touch()))
+    library_of(native.unit(), say=lambda text: (said.append(text), gate.touch()))
     how_long = "once a machine, for half a minute on two idle cores"
     assert said[0].startswith(f"Compiling the C++ operators, {how_long}: ")
 
@@ -268,7 +267,7 @@ def test_a_home_that_cannot_be_written_to_is_said_with_what_to_do(monkeypatch):
     monkeypatch.setenv("PENSTOCK_CACHE", "/proc/nowhere")
     for ask in (library_of, library_if_built):
         with pytest.raises(NotBuilt, match=r"No folder for compiled code .*Set PENSTOCK_CACHE"):
-            ask(build.unit())
+            ask(native.unit())
 
 
 @pytest.mark.usefixtures("own_cache")
@@ -310,13 +309,13 @@ def test_the_operators_compute_on_the_threads_of_torch():
 
 def test_matrix_tiles_compile_for_a_cpu_that_has_them(tmp_path):
     try:
-        compiler = build._compiler()
+        compiler = native._compiler()
     except NotBuilt:
         pytest.skip("no C++ compiler here")
     code, text = tmp_path / "multiply.cpp", tmp_path / "multiply.s"
     code.write_text(MULTIPLY)
     flags = ["-std=c++20", "-O2", "-Wall", "-Wextra", "-mavx512f", "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
-    command = [compiler, *flags, f"-I{build.SOURCES}", "-S", str(code), "-o", str(text)]
+    command = [compiler, *flags, f"-I{native.SOURCES}", "-S", str(code), "-o", str(text)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if any(word in done.stderr for word in ("unrecognized", "unknown", "unsupported")):
         pytest.skip("this compiler does not know the instructions, so the operators do without")
