@@ -8,20 +8,23 @@ runs in the engine's thread, between two steps; the caller waits.
 import queue
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.core.errors import AnswerFailed, EngineClosed, PenstockError, UsageError
-from penstock.engine.llm import LLM
 from penstock.engine.outputs import Collected, RequestOutput
 from penstock.engine.request import OutputDelta, Request
 from penstock.evaluation.prefix_tree import Node, tree_of
+
+if TYPE_CHECKING:
+    from penstock.engine.llm import LLM
 
 OnProgress = Callable[[int, int], None]
 """Called with (finished, all) requests."""
 
 
-def answers_of(llm: LLM, requests: Sequence[Request], *, on_progress: OnProgress) -> list[RequestOutput]:
+def answers_of(llm: "LLM", requests: Sequence[Request], *, on_progress: OnProgress) -> list[RequestOutput]:
     """Return the outputs of requests, in their order.
 
     Raises:
@@ -30,14 +33,13 @@ def answers_of(llm: LLM, requests: Sequence[Request], *, on_progress: OnProgress
     """
     if not requests:
         return []
-    run = _Run(llm, requests)
-    return run.result(on_progress)
+    return _Run(llm, requests).result(on_progress)
 
 
 class _Run:
     """The requests of one call; but for `result`, its methods run in the engine's thread."""
 
-    def __init__(self, llm: LLM, requests: Sequence[Request]) -> None:
+    def __init__(self, llm: "LLM", requests: Sequence[Request]) -> None:
         self._llm = llm
         self._requests = requests
         self._collected = [Collected(request) for request in requests]

@@ -9,7 +9,7 @@ Import this module only when it is used: lm-eval takes seconds to load.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
@@ -18,11 +18,13 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from penstock.core.errors import ConfigError, InputError, ModelError, UsageError
 from penstock.core.rng import key_of
-from penstock.engine.llm import LLM
 from penstock.engine.request import Request
 from penstock.engine.sampling_params import GREEDY, Params, Sampling
 from penstock.evaluation.answer_requests import answers_of
 from penstock.text.template_process import TemplateProcess
+
+if TYPE_CHECKING:
+    from penstock.engine.llm import LLM
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is computed, done, all)."""
@@ -47,7 +49,7 @@ class EngineModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
     def __init__(
         self,
-        llm: LLM,
+        llm: "LLM",
         *,
         adapter: str | None = None,
         max_gen_toks: int = 256,
