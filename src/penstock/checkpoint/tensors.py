@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from penstock.checkpoint.layout import MODEL, OPTIMIZER
 from penstock.core.boxes import Box, whole
 from penstock.core.errors import CheckpointError
-from penstock.nn.dtensor import is_dtensor
-from penstock.nn.init import held_box
+from penstock.nn.dtensor import held_box, is_dtensor
 
 DTYPES = {
     "F64": torch.float64,

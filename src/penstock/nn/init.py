@@ -8,27 +8,20 @@ Angles and logarithms are float64, so that differences in a library's last bit v
 
 Scale: 0.02 everywhere, divided by sqrt(2 x layers) for the projections that write to the residual
 stream (Radford et al., "Language models are unsupervised multitask learners", 2019, section 2.3).
-
-`held_box` reads from the mesh and the placements of a DTensor which box of the tensor this rank holds.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from penstock.core.boxes import AxisShard, Box, cut_box, whole
 from penstock.core.rng import key_of
-from penstock.nn.dtensor import is_dtensor, local
+from penstock.nn.dtensor import local
 from penstock.nn.kinds import parameter_kinds
 from penstock.nn.linear.lora import adapted_layers
-from penstock.nn.random_bits import mix64, shifted, signed
-
-_CHUNK = 2**18  # elements at a time: about 10 MB of temporaries, which stay in a CPU's cache
-_CHUNK_ON_GPU = 2**23  # elements: few launches, a third of a gigabyte of temporaries
+from penstock.nn.random_bits import element_indices, keyed_bits, shifted
 
 
 @runtime_checkable
@@ -88,24 +81,6 @@ def fill_normal(parameter: Tensor, key: int, *, std: float) -> None:
         flat[some] = (normal(index, key) * std).to(flat.dtype)
 
 
-def element_indices(parameter: Tensor) -> Iterator[tuple[slice, Int64[Tensor, "n"]]]:
-    """Yield slices of this rank's flat shard, and the index of each of their elements in the whole tensor."""
-    here = local(parameter)
-    offset, shape = held_box(parameter)
-    assert here.is_contiguous() and tuple(here.shape) == shape, (here.stride(), here.shape, shape)  # noqa: PT018
-    chunk = _CHUNK if here.device.type == "cpu" else _CHUNK_ON_GPU
-    for start in range(0, here.numel(), chunk):
-        stop = min(start + chunk, here.numel())
-        counter = torch.arange(start, stop, device=here.device)
-        index = _global_index(counter, shape, offset=offset, full=tuple(parameter.shape))
-        yield slice(start, stop), index
-
-
-def keyed_bits(index: Int64[Tensor, "n"], key: int) -> Int64[Tensor, "n"]:
-    """Return 64 random bits for each index, the same on every machine."""
-    return mix64(index ^ signed(key))
-
-
 def normal(index: Int64[Tensor, "n"], key: int) -> Tensor:
     """Return standard normal values folded into [-3, 3], [n] float64, one per index.
 
@@ -118,39 +93,3 @@ def normal(index: Int64[Tensor, "n"], key: int) -> Tensor:
     values = torch.sqrt(-2 * torch.log(first)) * torch.cos(2 * math.pi * second)
     excess = (values.abs() - 3).clamp(min=0)
     return values - 2 * excess * values.sign()
-
-
-def _global_index(
-    counter: Tensor, shape: tuple[int, ...], *, offset: tuple[int, ...], full: tuple[int, ...]
-) -> Tensor:
-    if shape[1:] == full[1:]:  # whole rows need no division per element
-        return counter + offset[0] * math.prod(full[1:])
-    index, stride = torch.zeros_like(counter), 1
-    for size, first, extent in zip(reversed(shape), reversed(offset), reversed(full), strict=True):
-        index += (counter % size + first) * stride
-        counter = counter // size
-        stride *= extent
-    return index
-
-
-def held_box(tensor: Tensor) -> Box:
-    """Return this rank's box of a tensor; for a plain tensor, the whole.
-
-    Raises:
-        TypeError: the tensor has a placement other than shard or replicate.
-    """
-    if not is_dtensor(tensor):
-        return whole(tensor.shape)
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.placement_types import _StridedShard
-
-    mesh, cuts = tensor.device_mesh, []
-    coordinate = mesh.get_coordinate()
-    assert coordinate is not None, mesh
-    for axis, placement in enumerate(tensor.placements):
-        if isinstance(placement, Shard | _StridedShard):  # in some releases the latter is a Shard
-            is_strided = isinstance(placement, _StridedShard)
-            cuts.append(AxisShard(placement.dim % tensor.ndim, mesh.size(axis), coordinate[axis], is_strided))
-        elif not isinstance(placement, Replicate):
-            raise TypeError(f"placement {placement} is neither a shard nor a copy")
-    return cut_box(tensor.shape, cuts)

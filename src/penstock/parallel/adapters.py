@@ -18,8 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
 from penstock.core.boxes import whole
-from penstock.nn.dtensor import detached_local, local
-from penstock.nn.init import held_box
+from penstock.nn.dtensor import detached_local, held_box, local
 from penstock.nn.linear.adapter_config import OUTPUT_MATRIX, AdapterConfig
 from penstock.nn.linear.dropout import Dropout
 from penstock.nn.linear.lora import (

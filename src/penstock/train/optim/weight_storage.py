@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from penstock.nn.dtensor import detached_local
-from penstock.nn.init import element_indices, keyed_bits
 from penstock.nn.linear.rounding import round_stochastically
+from penstock.nn.random_bits import element_indices, keyed_bits
 from penstock.train.optim.rule import States
 
 
