@@ -1,11 +1,13 @@
-"""Data of a recipe: training rows, held-out rows, and checks that they suffice."""
+"""Data of a recipe: training rows, held-out rows, checks that they suffice, and ends of turns."""
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from penstock.checkpoint.find import SavedCheckpoint, saved_in
 from penstock.checkpoint.layout import Meta, check_adapter, check_model
@@ -15,7 +17,7 @@ from penstock.core.arrays import Int64
 from penstock.core.errors import CheckpointDamaged, CheckpointError, ConfigError
 from penstock.core.files import TOKENIZER_FILE
 from penstock.core.log import EventLog
-from penstock.data import Loader
+from penstock.data import Corpus, Loader
 from penstock.data.corpus.columns import LEARNED
 from penstock.data.schedule.change_log import Change
 from penstock.text.token_bytes import token_bytes
@@ -28,6 +30,8 @@ log = EventLog(__name__)
 
 FIELDS = ("input_ids", "labels", "cu_seqlens", "position_ids")
 """Batch fields that a training step needs."""
+_TURN_TOKENS = 2**18  # in which ends of turns are looked for
+_MIN_TURN_SHARE = 0.01  # of the turns: conversations that were cut end anywhere
 
 
 def train_loader(config: TrainConfig, *, rank: int, world_size: int, **options: Any) -> Loader:
@@ -322,3 +326,21 @@ def check_supply(config: TrainConfig, loader: Loader) -> None:
             f"{length} needs {needed:,} sequences, but {short}",
             fix=f"Lower {run.length_key}, raise the corpus's epochs, or lower its weight.",
         )
+
+
+def turn_ends(corpus: Corpus, control: Collection[int]) -> set[int]:
+    """Return the tokens that end learned turns at the beginning of a corpus of conversations.
+
+    A model that learned them stops at them. A base model's own end token is often another, `<|endoftext|>`
+    beside `<|im_end|>` say. The run's `generation_config.json` names both, so that whatever opens the run, or
+    what is exported of it, stops.
+
+    Args:
+        control: token ids that structure a conversation; no other ends a turn.
+    """
+    stop = min(int(corpus.starts[1]), _TURN_TOKENS)
+    learned = corpus.columns[LEARNED].values(0, 0, stop)
+    lasts = np.flatnonzero(learned[:-1] & ~learned[1:])
+    ids, counts = np.unique(corpus.tokens(0, stop)[lasts], return_counts=True)
+    often = ids[counts >= _MIN_TURN_SHARE * len(lasts)].tolist()
+    return {token for token in often if token in control}

@@ -49,6 +49,7 @@ from penstock.train.data_setup import (
     heldout_rows,
     tokenizers_of,
     train_loader,
+    turn_ends,
     warn_of_packing,
     warn_of_templates,
 )
@@ -57,19 +58,17 @@ from penstock.train.guard import StepGuard
 from penstock.train.kernels import choose_kernels
 from penstock.train.optim.optimizer import Optimizer, build_optimizer
 from penstock.train.optim.weight_storage import STORAGES
-from penstock.train.planning.memory import recompute_modes
+from penstock.train.planning.memory import keeps_base_whole, recompute_modes
 from penstock.train.recipe.config import TrainConfig, on_machines
 from penstock.train.recipe.planned_changes import check_rows
 from penstock.train.starts import KeptRecipe, keep_recipe
 from penstock.train.state import TrainState
-from penstock.train.tune.base_sharding import is_whole
 from penstock.train.tune.choose import (
     choose_objective,
     lacks_reference,
     reference_rows,
 )
 from penstock.train.tune.corpus_pass import Pass
-from penstock.train.turn_ends import turn_ends
 
 if TYPE_CHECKING:
     from penstock.models.decoder.model import Decoder
@@ -221,9 +220,8 @@ def open_state(
     """
     config = on_machines(config, world_size=world.ranks.world_size, ranks_per_machine=local_world_size())
     layout = layout_of(config.parallel, world_size=world.ranks.world_size)
-    whole = broadcast(
-        world, is_whole(config, layout, memory_bytes=_memory_bytes(world)) if world.is_first else None
-    )
+    whole = world.is_first and keeps_base_whole(config, layout, memory_bytes=_memory_bytes(world))
+    whole = broadcast(world, whole)
     mesh = make_mesh(world, layout, islands=bool(config.outer.every), keeps_frozen_whole=whole)
     num_data = mesh.layout.num_data
     check_rows(config, world_size=num_data)

@@ -18,6 +18,9 @@ from penstock.train.recipe.optim_config import OptimConfig, optimizer_bytes_per_
 from penstock.train.recipe.outer_config import outer_bytes_per_parameter
 from penstock.train.recipe.planned_changes import plan as planned_changes
 
+_SHARE_OF_MEMORY = 0.8
+"""Share of a device's memory that a step with whole frozen weights may take."""
+
 
 def memory_plan(
     config: TrainConfig, layout: RankLayout, *, on_cpu: bool | None = None, whole_base: bool | None = None
@@ -84,6 +87,25 @@ def is_whole(config: TrainConfig) -> bool:
     if config.tune is None or config.adapter is None or config.parallel.offload:
         return False
     return config.tune.base_sharding != "sharded"
+
+
+def keeps_base_whole(config: TrainConfig, layout: RankLayout, *, memory_bytes: int) -> bool:
+    """Return True if every rank is to hold all frozen weights of its stages and slices.
+
+    Args:
+        memory_bytes: memory of a rank's device.
+
+    Raises:
+        ConfigError: recompute.budget is too small.
+    """
+    tune = config.tune
+    if tune is None or tune.adapter is None or config.parallel.offload:
+        return False
+    if tune.base != "compute" or tune.base_sharding == "whole":
+        return True
+    if tune.base_sharding == "sharded":
+        return False
+    return memory_plan(config, layout, whole_base=True).total <= _SHARE_OF_MEMORY * memory_bytes
 
 
 def kept_of(config: TrainConfig) -> BytesPerParameter:
