@@ -14,12 +14,12 @@ from tests.preferences import VOCAB, answers, pairs_corpus, recipe_of, thumbs_co
 from transformers import LlamaConfig
 
 from penstock.core.config import load_json
+from penstock.core.errors import PassStopped
 from penstock.parallel.config import EthernetConfig
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
 from penstock.train.setup import open_state
 from penstock.train.tune import reference
-from penstock.train.tune.corpus_pass import PassStopped
 from penstock.train.tune.preference import PreferencePairs
 from penstock.train.tune.preference_loss import PAIR_LOSSES
 

@@ -18,6 +18,7 @@ PenstockError                 exit code 1: the work failed
 ├── RunnerLost                the engine's model runner is gone
 ├── PackageMissing            an optional package is not installed
 ├── RunLocked                 another process is writing the same folder
+├── PassStopped               a pass over a corpus was stopped on request
 └── PeerLost                  another process of the run ended
 """
 
@@ -129,6 +130,10 @@ class PackageMissing(PenstockError):
 
 class RunLocked(PenstockError):
     """Another process is writing the same folder."""
+
+
+class PassStopped(PenstockError):
+    """A rank was asked to stop in the middle of a pass over a corpus; raised on all ranks."""
 
 
 class PeerLost(PenstockError):

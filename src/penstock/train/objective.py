@@ -1,6 +1,7 @@
 """Objectives: the functions that runs minimise. One is chosen at set-up, and the training step calls it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from jaxtyping import Float64
@@ -60,3 +61,14 @@ class Objective(Protocol):
     def validate(self, state: Any, world: World, *, rows: int) -> Record:  # Any: TrainState
         """Return the record of a validation; every rank calls it."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """An objective and what the loaders must deliver for it."""
+
+    objective: Objective
+    loader_options: dict[str, Any] = field(default_factory=dict)  # Any: arguments of Loader
+    """Options of the training loader; empty: those of every run."""
+    heldout_options: dict[str, Any] = field(default_factory=dict)
+    """Options of the loader of held-out rows."""

@@ -18,6 +18,7 @@ from penstock.checkpoint.layout import NUMERICS, name_of, step_of
 from penstock.checkpoint.storage import place_in
 from penstock.core import clock, env, log
 from penstock.core import config as configs
+from penstock.core.errors import PassStopped
 from penstock.core.files import exclusive
 from penstock.core.log import EventLog
 from penstock.core.signals import StopFlag
@@ -32,10 +33,6 @@ from penstock.obs.peak import measure_peak, peak_flops
 from penstock.obs.sinks import Record, Sink
 from penstock.obs.sinks.console import ProgressLine
 from penstock.obs.sinks.jsonl import JsonLines, rewind
-from penstock.obs.sinks.prometheus import PrometheusEndpoint
-from penstock.obs.sinks.tensorboard import TensorBoard
-from penstock.obs.sinks.train_job import TrainJobStatus
-from penstock.obs.sinks.wandb import WeightsAndBiases
 from penstock.parallel.activation_checkpointing_plan import multiplied_again
 from penstock.parallel.flight_recorder import TrafficMeter
 from penstock.parallel.mesh import World, broadcast, is_of_lost_peer, join
@@ -60,7 +57,6 @@ from penstock.train.rewind import go_back, leave_out
 from penstock.train.setup import open_state, write_identity
 from penstock.train.starts import KeptRecipe
 from penstock.train.state import TrainState
-from penstock.train.tune.corpus_pass import PassStopped
 
 if TYPE_CHECKING:
     from penstock.train.samples import PromptSamples
@@ -475,13 +471,19 @@ def _optional_sinks(recipe: TrainConfig, state: TrainState, stack: ExitStack) ->
     folder, asked = Path(recipe.run.dir), recipe.measure
     sinks: list[Sink] = []
     if asked.tensorboard:
+        from penstock.obs.sinks.tensorboard import TensorBoard
+
         sinks.append(stack.enter_context(TensorBoard(folder / TENSORBOARD_FOLDER, done=state.step)))
     if asked.wandb_project:
+        from penstock.obs.sinks.wandb import WeightsAndBiases
+
         resolved = configs.dump(recipe)
         sinks.append(
             stack.enter_context(WeightsAndBiases(folder, project=asked.wandb_project, config=resolved))
         )
     if asked.metrics_port:
+        from penstock.obs.sinks.prometheus import PrometheusEndpoint
+
         endpoint = PrometheusEndpoint(
             asked.metrics_host,
             asked.metrics_port,
@@ -491,6 +493,8 @@ def _optional_sinks(recipe: TrainConfig, state: TrainState, stack: ExitStack) ->
         )
         sinks.append(stack.enter_context(endpoint))
     if (server := env.status_server()) is not None:
+        from penstock.obs.sinks.train_job import TrainJobStatus
+
         sinks.append(stack.enter_context(TrainJobStatus(server, steps=recipe.run.steps)))
     return sinks
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from penstock.checkpoint.find import SavedCheckpoint
 from penstock.checkpoint.layout import NUMERICS
 from penstock.checkpoint.load import load_into
-from penstock.checkpoint.load_start import load_new_rows, load_start
 from penstock.checkpoint.resume import agreed, resume
 from penstock.checkpoint.start import StartWeights, find_start, text_folder
 from penstock.checkpoint.storage import place_in
@@ -56,6 +55,8 @@ from penstock.train.data_setup import (
 from penstock.train.early_stop import EarlyStop
 from penstock.train.guard import StepGuard
 from penstock.train.kernels import choose_kernels
+from penstock.train.next_token import NextToken
+from penstock.train.objective import Chosen
 from penstock.train.optim.optimizer import Optimizer, build_optimizer
 from penstock.train.optim.weight_storage import STORAGES
 from penstock.train.planning.memory import keeps_base_whole, recompute_modes
@@ -63,12 +64,6 @@ from penstock.train.recipe.config import TrainConfig, on_machines
 from penstock.train.recipe.planned_changes import check_rows
 from penstock.train.starts import KeptRecipe, keep_recipe
 from penstock.train.state import TrainState
-from penstock.train.tune.choose import (
-    choose_objective,
-    lacks_reference,
-    reference_rows,
-)
-from penstock.train.tune.corpus_pass import Pass
 
 if TYPE_CHECKING:
     from penstock.models.decoder.model import Decoder
@@ -157,6 +152,8 @@ def start_weights(
     }
 
     def load() -> None:
+        from penstock.checkpoint.load_start import load_new_rows, load_start
+
         start = find_start(Path(run.start_from), step=run.start_step, ignored_keys=config.model.ignored_keys)
         if start.identity != run.start_hash:
             raise ConfigError(
@@ -235,11 +232,18 @@ def open_state(
     schedule = _schedule(config, mesh, spread)
     adaptive = Adaptive(config.data.adaptive, list(loader.corpora)) if config.data.is_adaptive else None
     optimizer = build_optimizer(model, config.optim, weights=config.precision.weights, seed=config.run.seed)
-    scorer = Pass(
-        model=model, world=world, mesh=mesh, rows=reference_rows(config, mesh), stop_requested=stop_requested
-    )
-    start_weights(config, world, model, optimizer, always=lacks_reference(config, loader.corpora, world))
-    chosen = choose_objective(config, loader.corpora, scorer)
+    if (tune := config.tune) is None:
+        start_weights(config, world, model, optimizer)
+        chosen = Chosen(objective=NextToken())
+    else:
+        from penstock.train.tune.choose import choose_objective, lacks_reference
+
+        start_weights(
+            config, world, model, optimizer, always=lacks_reference(config, tune, loader.corpora, world)
+        )
+        chosen = choose_objective(
+            config, tune, loader.corpora, model=model, world=world, mesh=mesh, stop_requested=stop_requested
+        )
     if chosen.loader_options:
         loader = open_loader(**chosen.loader_options)
         continue_from_newest(config, loader)

@@ -8,12 +8,9 @@ from torch import Tensor, nn
 
 from penstock.checkpoint.layout import NUMERICS
 from penstock.checkpoint.tensors import training_tensors
-from penstock.data import Loader
 from penstock.devices.kernel_table import KernelTable
 from penstock.parallel.mesh import Mesh
 from penstock.train.adaptive import Adaptive
-from penstock.train.control.listener import Control
-from penstock.train.data_setup import Heldout
 from penstock.train.device_hours import DeviceHours
 from penstock.train.early_stop import EarlyStop
 from penstock.train.guard import StepGuard
@@ -22,10 +19,13 @@ from penstock.train.objective import Objective
 from penstock.train.optim.optimizer import Optimizer
 from penstock.train.recipe.config import GuardConfig
 
-if TYPE_CHECKING:  # several ranks need these, and seconds to import them
+if TYPE_CHECKING:  # some take seconds to import, and only several ranks need them
+    from penstock.data import Loader
     from penstock.parallel.ethernet.scheduler import Ethernet
     from penstock.parallel.ethernet.unshared import Unshared
     from penstock.parallel.pipeline import Pipeline
+    from penstock.train.control.listener import Control
+    from penstock.train.data_setup import Heldout
     from penstock.train.islands.outer_optimizer import Outer
     from penstock.train.live_tasks import LiveTasks
 
@@ -37,11 +37,11 @@ class TrainState:
     model: nn.Module
     """Sharded; its parameters are stored as `precision.weights` says."""
     optimizer: Optimizer
-    loader: Loader
+    loader: "Loader"
     """Delivers the batches of this rank, and of the ranks that work on the same rows."""
     mesh: Mesh
     """Device mesh."""
-    heldout: Heldout | None
+    heldout: "Heldout | None"
     """Held-out rows, the same on every rank."""
     ethernet: "Ethernet | Unshared"
     """Schedules the gathers and reductions of a step."""
@@ -53,7 +53,7 @@ class TrainState:
     """Adaptive mixture; None: off."""
     outer: "Outer | None" = None
     """Outer optimizer of islands; None: no islands."""
-    control: Control | None = None
+    control: "Control | None" = None
     """Control requests to the running job."""
     guard: StepGuard = field(default_factory=lambda: StepGuard(GuardConfig()))
     """Decides which steps are skipped."""

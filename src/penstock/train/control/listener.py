@@ -16,8 +16,6 @@ from penstock.core import clock, config, env
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.log import EventLog
 from penstock.data import Loader, open_corpus
-from penstock.launch.job_folder import JobFolder
-from penstock.launch.spec import node_range
 from penstock.parallel.mesh import World, broadcast
 from penstock.train.control import requests
 from penstock.train.control.apply_request import follow, known_parts, refused, take_up
@@ -36,6 +34,8 @@ def _sizes(recipe: TrainConfig) -> list[int]:
     """Return the numbers of data-parallel ranks on each number of nodes that a launched run may have."""
     found = []
     if text := env.variable(env.NODES):
+        from penstock.launch.spec import node_range
+
         nodes, processes = node_range(text), env.local_world_size()
         for number in range(nodes.least, nodes.most + 1):
             with suppress(ConfigError):  # of a layout that is planned anew there
@@ -132,6 +132,8 @@ class Control:
 
     def _tell_supervisors(self) -> None:
         """Mark a launched run as one to stop for good: supervisors start ranks again that stop unasked."""
+        from penstock.launch.job_folder import JobFolder
+
         job = JobFolder(self._run)
         if job.path.is_dir():
             try:

@@ -1,16 +1,17 @@
-"""The objective of a recipe, and the columns that it reads; chosen once, at set-up."""
+"""The objective of a recipe that tunes, and the columns that it reads; chosen once, at set-up."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from torch import nn
 
 from penstock.data.corpus.corpus import Corpus
 from penstock.nn.linear.adapter_config import AdapterConfig
-from penstock.parallel.collectives import CollectiveGroup, group_of
+from penstock.parallel.collectives import group_of
 from penstock.parallel.mesh import Mesh, World
 from penstock.train.data_setup import FIELDS
 from penstock.train.next_token import NextToken
-from penstock.train.objective import Objective
+from penstock.train.objective import Chosen, Objective
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.planned_changes import micro_batch_sizes, micro_rows
 from penstock.train.recipe.tune_config import TuneConfig
@@ -23,23 +24,27 @@ from penstock.train.tune.preference_loss import PAIR_LOSSES
 from penstock.train.tune.reference import all_there, reference_columns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """An objective and what the loaders must deliver for it."""
-
-    objective: Objective
-    loader_options: dict[str, Any] = field(default_factory=dict)  # Any: arguments of Loader
-    """Options of the training loader; empty: those of every run."""
-    heldout_options: dict[str, Any] = field(default_factory=dict)
-    """Options of the loader of held-out rows."""
-
-
-def choose_objective(config: TrainConfig, corpora: Mapping[str, Corpus], scorer: Pass) -> Chosen:
+def choose_objective(
+    config: TrainConfig,
+    tune: TuneConfig,
+    corpora: Mapping[str, Corpus],
+    *,
+    model: nn.Module,
+    world: World,
+    mesh: Mesh,
+    stop_requested: Callable[[], bool],
+) -> Chosen:
     """Return the objective of a recipe; computes reference log-probabilities that are not there yet.
 
     Every rank must call it, with the starting weights in the model if `lacks_reference`.
+
+    Args:
+        tune: its [tune] section.
+        stop_requested: True once this rank was asked to stop.
+
+    Raises:
+        PassStopped: a rank was asked to stop while reference log-probabilities were computed.
     """
-    tune = config.tune or TuneConfig()
     if tune.loss == "distillation":
         distillation = Distillation(tune.temperature)
         fields = (*FIELDS, *distillation.fields)
@@ -48,7 +53,10 @@ def choose_objective(config: TrainConfig, corpora: Mapping[str, Corpus], scorer:
         )
     if not tune.is_preference:
         return Chosen(objective=NextToken())
-    slices = slices_of(scorer.mesh)
+    slices = None if mesh.layout.context == 1 else group_of(mesh.context)  # None: rows are whole
+    local = config.data.global_batch_size // mesh.layout.num_data
+    rows = micro_rows(local, micro_batch_sizes(config.data)(0))  # as in the first step
+    scorer = Pass(model=model, world=world, mesh=mesh, rows=rows, stop_requested=stop_requested)
     columns: dict[str, Any] = {}
     if tune.has_reference:
         columns = reference_columns(corpora, model_key(config), scorer, length=config.data.longest)
@@ -74,10 +82,11 @@ def choose_objective(config: TrainConfig, corpora: Mapping[str, Corpus], scorer:
     return Chosen(objective=objective, loader_options=options, heldout_options=options)
 
 
-def lacks_reference(config: TrainConfig, corpora: Mapping[str, Corpus], world: World) -> bool:
+def lacks_reference(
+    config: TrainConfig, tune: TuneConfig, corpora: Mapping[str, Corpus], world: World
+) -> bool:
     """Return True if reference log-probabilities must be computed; every rank must call it."""
-    tune = config.tune
-    if tune is None or not tune.has_reference:
+    if not tune.has_reference:
         return False
     length, key = config.data.longest, model_key(config)
     return not all_there(corpora, key, world, length=length, mismatched=tune.loss == "kto")
@@ -103,14 +112,3 @@ def model_key(config: TrainConfig) -> dict[str, Any]:
         "weights": weights,
         "rounded": rounded,
     }
-
-
-def reference_rows(config: TrainConfig, mesh: Mesh) -> int:
-    """Return the rows of a forward pass of the reference: those of a micro-batch of the first step."""
-    local = config.data.global_batch_size // mesh.layout.num_data
-    return micro_rows(local, micro_batch_sizes(config.data)(0))
-
-
-def slices_of(mesh: Mesh | None) -> CollectiveGroup | None:
-    """Return the ranks with the sequence slices of a row; None: rows are whole."""
-    return None if mesh is None or mesh.layout.context == 1 else group_of(mesh.context)

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from penstock.core import clock, config
 from penstock.core.arrays import Table
-from penstock.core.errors import PenstockError, UsageError
-from penstock.core.files import locked, remove_tree, take_lock, write_json
+from penstock.core.errors import PassStopped, UsageError
+from penstock.core.files import remove_tree, take_lock, write_json
 from penstock.core.log import EventLog
 from penstock.data.corpus.columns import ColumnWriter, read_index
 from penstock.data.corpus.corpus import Corpus
@@ -42,10 +42,6 @@ Score = Callable[[Tensor, OutputHead, Tensor], Values]
 BLOCK_TOKENS = 2**18
 """Tokens after which values are kept; fixed, so that other ranks can go on."""
 _SAID_EVERY_S = 10.0
-
-
-class PassStopped(PenstockError):
-    """A rank was asked to stop in the middle of a pass; raised on all ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
