@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,11 +12,13 @@ from penstock.core.files import MANIFEST_FILE, TOKENIZER_FILE
 from penstock.core.table import Table
 from penstock.data.corpus.columns import attached, columns_of
 from penstock.data.corpus.corpus import Corpus
-from penstock.data.corpus.external import OnFile, foreign_manifest
 from penstock.data.corpus.manifest import Manifest, load_manifest, read_manifest
 from penstock.data.corpus.spec import SYNTHETIC, TEXT, Spec, parse_spec
 from penstock.data.formats import FORMATS, TokenShard, probe_of
 from penstock.storage.base import Absent, LocalStorage, Storage, file_sizes, storage_of
+
+if TYPE_CHECKING:
+    from penstock.data.corpus.external import OnFile
 
 OPENERS = Table(
     "kind of corpus",
@@ -55,7 +58,7 @@ def open_corpus(path: str | Path, *, columns: str | Path | None = None) -> Corpu
     return opened
 
 
-def described(spec: Spec, *, on_progress: OnFile = lambda _done, _all: None) -> tuple[Storage, Manifest]:
+def described(spec: Spec, *, on_progress: "OnFile" = lambda _done, _all: None) -> tuple[Storage, Manifest]:
     """Return the storage and the manifest of a corpus with files.
 
     Args:
@@ -76,6 +79,8 @@ def described(spec: Spec, *, on_progress: OnFile = lambda _done, _all: None) -> 
         if isinstance(storage, LocalStorage):
             return storage, load_manifest(storage.folder)
         return storage, read_manifest(storage)
+    from penstock.data.corpus.external import foreign_manifest
+
     storage, sizes, prefix = _files(spec.location, storage)
     return storage, foreign_manifest(
         storage, sizes, prefix=prefix, format=spec.format, options=spec.options, on_progress=on_progress
