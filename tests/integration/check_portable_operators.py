@@ -6,7 +6,7 @@ __all__ = ["pytestmark"]
 
 OLDEST = """
 from penstock.core import native_build
-from penstock.core.native_baselines import Baseline
+from penstock.core.native_build import Baseline
 flags = ("-march=x86-64", "-O1")  # the second for the compiler's time
 native_build._chosen_baselines = lambda: [Baseline(name="oldest", flags=flags, needs=frozenset())]
 """

@@ -20,9 +20,9 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_typ
 
 from penstock.cli.streams import utf8_text
 from penstock.core.checks import MAX_SECONDS
+from penstock.core.config import comma_separated, unquoted
 from penstock.core.dtypes import choice_of
 from penstock.core.errors import UsageError
-from penstock.core.toml import comma_separated, unquoted
 from penstock.core.units import Count, parse_count
 from penstock.engine.config import EngineConfig
 from penstock.engine.sampling_params import Params, Sampling

@@ -31,10 +31,9 @@ from typing import Annotated, Any
 
 from penstock.cli.options import add_fields, fields_of
 from penstock.cli.streams import warn
-from penstock.core.config import parse_json
+from penstock.core.config import listed_names, parse_json
 from penstock.core.errors import CorpusError, PenstockError, UsageError
 from penstock.core.files import write_atomic
-from penstock.core.toml import listed_names
 from penstock.core.units import plural
 from penstock.data.corpus.open import open_corpus
 from penstock.data.tools.describe import unigram_entropy

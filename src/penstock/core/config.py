@@ -19,7 +19,6 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from penstock.core.dtypes import choice_of
 from penstock.core.errors import ConfigError, UsageError, nearest
-from penstock.core.toml import QUOTED, unquoted
 
 T = TypeVar("T")
 Raw = dict[str, Any]  # Any: what TOML holds before it is checked
@@ -27,8 +26,11 @@ Raw = dict[str, Any]  # Any: what TOML holds before it is checked
 INFINITE = {"infinite": True}
 """Metadata of a float field that may be infinite; all others must be finite, and none may be nan."""
 
+_QUOTED = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*')"""
+"""Pattern of a name in quotes."""
+_ITEM = re.compile(rf"\s*({_QUOTED}[^,]*|[^,]*),")
 _LARGEST = 2**62  # steps and samples are counted in int64
-_SEGMENT = re.compile(rf"""\s*({QUOTED}|[^.="']*?)\s*([.=]|$)""")
+_SEGMENT = re.compile(rf"""\s*({_QUOTED}|[^.="']*?)\s*([.=]|$)""")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -144,6 +146,44 @@ def _toml_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except ValueError:
         return text
+
+
+def unquoted(name: str) -> str:
+    """Return a name, without its quotes if it is in quotes.
+
+    Raises:
+        UsageError: the quotes are not TOML's.
+
+    >>> unquoted('web'), unquoted('"a,b"'), unquoted("'a.b'")
+    ('web', 'a,b', 'a.b')
+    """
+    if name[:1] not in ("'", '"'):
+        return name
+    try:
+        return str(tomllib.loads(f"name = {name}")["name"])
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"A name in quotes is not valid TOML: {error}", got=name) from None
+
+
+def comma_separated(text: str) -> list[str]:
+    """Return the items of a list with commas between; an item may begin with a name in quotes.
+
+    >>> comma_separated('web=0.2, "a,b"=0.5')
+    ['web=0.2', '"a,b"=0.5']
+    """
+    return [item.strip() for item in _ITEM.findall(f"{text},")]
+
+
+def listed_names(text: str) -> list[str]:
+    """Return the names of a list with commas between, without their quotes; empty items are left out.
+
+    Raises:
+        UsageError: the quotes of one are not TOML's.
+
+    >>> listed_names('loss, "corpus_tokens/a,b",')
+    ['loss', 'corpus_tokens/a,b']
+    """
+    return [unquoted(item) for item in comma_separated(text) if item]
 
 
 def _names(kind: Any) -> set[str]:  # Any: a type of any form

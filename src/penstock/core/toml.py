@@ -1,57 +1,12 @@
-"""TOML text of plain values, so that a recipe that is shown can be copied; and names in TOML's quotes."""
+"""TOML text of plain values, so that a recipe that is shown can be copied."""
 
 import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from penstock.core.errors import UsageError
-
 Changes = dict[str, tuple[Any, Any]]  # Any: JSON values
 """Path of a setting -> (value before, value now); None: missing."""
-
-QUOTED = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*')"""
-"""Pattern of a name in quotes."""
-_ITEM = re.compile(rf"\s*({QUOTED}[^,]*|[^,]*),")
-
-
-def unquoted(name: str) -> str:
-    """Return a name, without its quotes if it is in quotes.
-
-    Raises:
-        UsageError: the quotes are not TOML's.
-
-    >>> unquoted('web'), unquoted('"a,b"'), unquoted("'a.b'")
-    ('web', 'a,b', 'a.b')
-    """
-    if name[:1] not in ("'", '"'):
-        return name
-    try:
-        return str(tomllib.loads(f"name = {name}")["name"])
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"A name in quotes is not valid TOML: {error}", got=name) from None
-
-
-def comma_separated(text: str) -> list[str]:
-    """Return the items of a list with commas between; an item may begin with a name in quotes.
-
-    >>> comma_separated('web=0.2, "a,b"=0.5')
-    ['web=0.2', '"a,b"=0.5']
-    """
-    return [item.strip() for item in _ITEM.findall(f"{text},")]
-
-
-def listed_names(text: str) -> list[str]:
-    """Return the names of a list with commas between, without their quotes; empty items are left out.
-
-    Raises:
-        UsageError: the quotes of one are not TOML's.
-
-    >>> listed_names('loss, "corpus_tokens/a,b",')
-    ['loss', 'corpus_tokens/a,b']
-    """
-    return [unquoted(item) for item in comma_separated(text) if item]
 
 
 def toml_text(values: Mapping[str, Any]) -> str:  # Any: JSON values

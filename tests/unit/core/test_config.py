@@ -1,14 +1,19 @@
 """Configs: TOML and overrides in, checked dataclasses out; every mistake is named."""
 
+import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock.core.config import build, dump, fingerprint, load_json, load_toml, override
+from penstock.cli.options import shares
+from penstock.core.config import build, dump, fingerprint, listed_names, load_json, load_toml, override
 from penstock.core.errors import ConfigError, UsageError
+from tests.examples import examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,3 +230,23 @@ def test_a_fingerprint_depends_on_values_and_not_on_the_order_of_keys() -> None:
     assert fingerprint({"a": 1, "b": [2, 3]}) == fingerprint({"b": [2, 3], "a": 1})
     assert fingerprint({"a": 1, "b": [2, 3]}) != fingerprint({"a": 1, "b": [3, 2]})
     assert fingerprint({"a": 1}) == "1f8c00645b7df6ce", "it is written in manifests and states"
+
+
+def quoted(name):
+    return json.dumps(name, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+@given(st.dictionaries(st.text("ab=,.\"'\\ \n\x7fé", min_size=1), st.floats(0, 1), min_size=1))
+@examples(300)
+def test_a_name_in_quotes_may_have_any_character_wherever_it_is_typed(given):
+    text = ",".join(f"{quoted(name)}={share!r}" for name, share in given.items())
+    assert shares([text], option="--set") == given
+    assert listed_names(",".join(map(quoted, given))) == list(given)
+    settings = [f"data.corpora.{quoted(name)}.weight={share!r}" for name, share in given.items()]
+    assert override({}, settings)["data"]["corpora"] == {n: {"weight": s} for n, s in given.items()}
+
+
+@pytest.mark.parametrize("text", ['"a,b=0.2', '"a\\q"=0.2', "'a=0.2"])
+def test_quotes_that_are_not_tomls_are_refused(text):
+    with pytest.raises(UsageError, match=r"name in quotes is not valid TOML|takes CORPUS=SHARE"):
+        shares([text], option="--set")

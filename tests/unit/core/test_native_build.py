@@ -12,8 +12,16 @@ import pytest
 
 from penstock.core import env
 from penstock.core.errors import UsageError
-from penstock.core.native_baselines import BASELINES, baselines_named, baselines_of
-from penstock.core.native_build import NotBuilt, Unit, build_ahead, find_compiler, library_of
+from penstock.core.native_build import (
+    BASELINES,
+    NotBuilt,
+    Unit,
+    baselines_named,
+    baselines_of,
+    build_ahead,
+    find_compiler,
+    library_of,
+)
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler here"),

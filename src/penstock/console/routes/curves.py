@@ -5,8 +5,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 
 from penstock.console.state import console_of, run_of
+from penstock.core.config import listed_names
 from penstock.core.errors import UsageError
-from penstock.core.toml import listed_names
 from penstock.obs.run_data.columns import RunData
 from penstock.obs.run_data.curves import Axis, as_json, last_value, sampled
 
