@@ -19,8 +19,6 @@ from penstock import __version__
 from penstock.console.access import AccessMiddleware, refusal
 from penstock.console.plain_json import PlainJson
 from penstock.console.routes import (
-    answers,
-    compare,
     control,
     curves,
     models,
@@ -83,11 +81,9 @@ ROUTERS = (
     runs.router,
     curves.router,
     stream.router,
-    compare.router,
     control.router,
     ranks.router,
     rows.router,
-    answers.router,
     models.router,
     traces.router,
 )

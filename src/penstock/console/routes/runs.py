@@ -1,11 +1,11 @@
-"""Routes of runs: the table, and all but the curves of one run."""
+"""Routes of runs: the table; of one run its answers, and all but its curves; comparison of two."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 
 from penstock.console.state import console_of, run_of
-from penstock.obs.run_data.page_json import run_json
+from penstock.obs.run_data.page_json import answers_json, comparison_json, run_json
 
 router = APIRouter(prefix="/api")
 
@@ -25,3 +25,17 @@ def run(request: Request, run_id: str) -> Reply:
     data = console.columns(found)  # before the row, which has the ranks of what is read
     reply = run_json(found, console.row(found), data, console.summaries.recipe(found))
     return {**reply, "control": console.rules.control and not found.files.is_stored}
+
+
+@router.get("/runs/{run_id}/answers")
+def answers(request: Request, run_id: str) -> Reply:
+    """Return the prompts of [samples], and what the model answered to them by step."""
+    return answers_json(console_of(request).columns(run_of(request, run_id)))
+
+
+@router.get("/runs/{run_id}/compare")
+def compare(request: Request, run_id: str, other: Annotated[str, Query(alias="with")]) -> Reply:
+    """Return the metrics of two runs that cannot be compared, and sentences that say why."""
+    console = console_of(request)
+    runs = run_of(request, run_id), run_of(request, other)
+    return comparison_json([(run, console.columns(run), console.summaries.recipe(run)) for run in runs])
