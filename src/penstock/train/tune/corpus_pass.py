@@ -20,7 +20,7 @@ from torch import Tensor
 from penstock.core import clock, config
 from penstock.core.arrays import Table
 from penstock.core.errors import PassStopped, UsageError
-from penstock.core.files import remove_tree, take_lock, write_json
+from penstock.core.files import locked, remove_tree, take_lock, write_json
 from penstock.core.log import EventLog
 from penstock.data.corpus.columns import ColumnWriter, read_index
 from penstock.data.corpus.corpus import Corpus
