@@ -15,8 +15,8 @@ _MAX_CASES = 8  # process groups, and their threads, are left to the end of the 
 class RankBatches(Generic[T]):
     """Results of each case on its ranks; cases of as many ranks run in turn in the same processes.
 
-    A batch runs when the first of its cases is asked for. If it fails, each of its cases runs alone:
-    those that fail alone have failed, and if none does, the whole batch has. A failure always fails a test.
+    A batch runs when the first of its cases is asked for. Where a case fails, all of its batch do, with
+    an error that names the case: a second run would find the folders that the first left.
 
     Args:
         ranks: case -> number of ranks.
@@ -44,15 +44,7 @@ class RankBatches(Generic[T]):
         try:
             self._run(cases)
         except AssertionError as error:
-            alone = {case: own for case in cases if (own := self._error_alone(case))}
-            self._errors |= alone or dict.fromkeys(cases, error)
-
-    def _error_alone(self, case: str) -> AssertionError | None:
-        try:
-            self._run([case])
-        except AssertionError as error:
-            return error
-        return None
+            self._errors |= dict.fromkeys(cases, error)
 
     def _batch_of(self, case: str) -> list[str]:
         same_ranks = [other for other, ranks in self._ranks.items() if ranks == self._ranks[case]]
@@ -61,10 +53,16 @@ class RankBatches(Generic[T]):
 
     def _run(self, cases: list[str]) -> None:
         def in_turn(world: World) -> list[T]:
-            return [self._work(case, world) for case in cases]
+            return [self._named(case, world) for case in cases]
 
         by_rank = on_ranks(in_turn, ranks=self._ranks[cases[0]])
         self._results |= dict(zip(cases, map(list, zip(*by_rank, strict=True)), strict=True))
+
+    def _named(self, case: str, world: World) -> T:
+        try:
+            return self._work(case, world)
+        except Exception as error:
+            raise AssertionError(f"Case {case!r}: {type(error).__name__}: {error}") from error
 
 
 def import_compiler() -> None:
