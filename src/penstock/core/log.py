@@ -90,9 +90,9 @@ class EventLog:
         """Log an event that matters for finding a fault."""
         self._logger.debug(Event(name, sentence, **values), exc_info=exc_info, stacklevel=2)
 
-    def info(self, name: str, sentence: str, /, **values: object) -> None:
+    def info(self, name: str, sentence: str, /, *, exc_info: Any = None, **values: object) -> None:
         """Log an event."""
-        self._logger.info(Event(name, sentence, **values), stacklevel=2)
+        self._logger.info(Event(name, sentence, **values), exc_info=exc_info, stacklevel=2)
 
     def warning(self, name: str, sentence: str, /, *, exc_info: Any = None, **values: object) -> None:
         """Log an event that a user should look at."""

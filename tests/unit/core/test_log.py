@@ -66,8 +66,10 @@ def test_each_rank_says_what_is_its_to_say(
 def test_a_record_names_the_module_that_logs(caplog: pytest.LogCaptureFixture) -> None:
     events = EventLog("penstock.somewhere")
     caplog.set_level(logging.DEBUG)
-    for log_it in (events.debug, events.info, events.warning, events.error, partial(events.log, 20)):
+    methods = (events.debug, events.info, events.warning, events.error, events.exception)
+    for log_it in (*methods, partial(events.log, 20)):
         log_it("saved", "Saved")
+    assert len(caplog.records) == 6
     assert {record.module for record in caplog.records} == {"test_log"}
 
 
