@@ -30,7 +30,7 @@ corpora = { c = { path = "synthetic:tokens=1e8,vocab_size=300" } }
 LIBRARIES = """
 from penstock.data import native as loops
 from penstock.nn import native as operators
-from penstock.nn.native.build import built_library
+from penstock.nn.native import built_library
 assert operators.is_available() and loops.library() is not None
 print(built_library(), loops.built_library())
 """

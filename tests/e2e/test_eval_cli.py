@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from penstock.cli.main import main
 from penstock.cli.streams import explain
 from penstock.core.signals import StopFlag
-from penstock.evaluation.options import EvalRequest
+from penstock.evaluation.options import TextEvalOptions
 from penstock.launch.local import run as run_processes
 from penstock.obs.sinks.jsonl import read_records
 from penstock.testing.corpora import write_corpus
@@ -86,7 +86,7 @@ def test_a_corpus_of_token_ids_has_the_loss_of_transformers_in_float64(tmp_path,
     found, _ = scored(capsys, folder, "--corpus", f"ids={corpus}", "--sequence-length", 16)
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
-    opened = rows_of("ids", str(corpus), EvalRequest(sequence_length=16), context=32)
+    opened = rows_of("ids", str(corpus), TextEvalOptions(sequence_length=16), context=32)
     batch = opened.loader.gather(np.arange(opened.rows))
     rows, nats, tokens = batch["input_ids"].flatten().tolist(), 0.0, 0
     for first, past in pairwise(batch["cu_seqlens"].tolist()):

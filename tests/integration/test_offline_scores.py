@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from penstock.core.errors import CorpusError, UsageError
 from penstock.data.types import IGNORED_LABEL
-from penstock.evaluation.options import EvalRequest
+from penstock.evaluation.options import TextEvalOptions
 from penstock.testing.corpora import write_corpus
 from penstock.text.tokenizer import Tokenizer, train_tokenizer
 from penstock.train.inspect.offline_eval import (
@@ -73,7 +73,7 @@ def by_transformers(folder, heldout):
 def test_loss_and_bytes_are_those_of_transformers_on_the_same_rows(folder, corpus):
     """1e-5 nats a token, the bound of the logits."""
     opened = open_for_scoring(folder, compute="float32")
-    heldout = rows_of("c", str(corpus), EvalRequest(sequence_length=48, rows=5), context=64)
+    heldout = rows_of("c", str(corpus), TextEvalOptions(sequence_length=48, rows=5), context=64)
     done = []
     scores = scores_of(opened, heldout, on_rows=done.append)
     nats, labels, size = by_transformers(folder, heldout)
@@ -86,7 +86,7 @@ def test_loss_and_bytes_are_those_of_transformers_on_the_same_rows(folder, corpu
 
 def test_the_length_of_a_pass_does_not_move_a_score(folder, corpus, monkeypatch):
     opened = open_for_scoring(folder, compute="float32")
-    heldout = rows_of("c", str(corpus), EvalRequest(sequence_length=16, rows=23), context=64)
+    heldout = rows_of("c", str(corpus), TextEvalOptions(sequence_length=16, rows=23), context=64)
     whole = scores_of(opened, heldout, on_rows=lambda _n: None)["c"]
     monkeypatch.setattr("penstock.train.inspect.offline_eval._PASS_TOKENS", 5 * 16)
     parts = scores_of(opened, heldout, on_rows=lambda _n: None)["c"]
@@ -97,7 +97,7 @@ def test_the_length_of_a_pass_does_not_move_a_score(folder, corpus, monkeypatch)
 def test_a_model_is_left_in_the_mode_it_was_in(folder, corpus):
     opened = open_for_scoring(folder, compute="float32")
     opened.model.train()
-    heldout = rows_of("c", str(corpus), EvalRequest(rows=1), context=64)
+    heldout = rows_of("c", str(corpus), TextEvalOptions(rows=1), context=64)
     scores_of(opened, heldout, on_rows=lambda _n: None)
     assert opened.model.training
 
@@ -107,14 +107,14 @@ def test_tokens_beyond_the_vocabulary_are_refused(folder, tmp_path):
     wide = write_corpus(tmp_path / "wide", [[1, 2, 300]] * 50, vocab_size=400)
     message = r"token id 300, beyond the model's vocabulary of 300, in document \d+ of corpus 'w' \(shard-0"
     with pytest.raises(CorpusError, match=message):
-        scores_of(opened, rows_of("w", str(wide), EvalRequest(), context=64), on_rows=lambda _n: None)
+        scores_of(opened, rows_of("w", str(wide), TextEvalOptions(), context=64), on_rows=lambda _n: None)
 
 
 def test_rows_longer_than_the_context_are_refused(corpus):
     with pytest.raises(UsageError, match="Rows of 65 tokens are longer than the model's context of 64"):
-        rows_of("c", str(corpus), EvalRequest(sequence_length=65), context=64)
+        rows_of("c", str(corpus), TextEvalOptions(sequence_length=65), context=64)
 
 
 def test_a_corpus_that_does_not_say_its_tokenizer_is_taken_on_trust(folder, corpus):
     opened = open_for_scoring(folder, compute="float32")
-    assert not is_of_another_tokenizer(opened, rows_of("c", str(corpus), EvalRequest(), context=64))
+    assert not is_of_another_tokenizer(opened, rows_of("c", str(corpus), TextEvalOptions(), context=64))

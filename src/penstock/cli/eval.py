@@ -30,7 +30,7 @@ import argparse
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ from penstock.core.errors import UsageError
 from penstock.core.files import write_atomic
 from penstock.engine.config import EngineConfig
 from penstock.evaluation.compare import cautions, differences, read_results
-from penstock.evaluation.options import EvalRequest, EvaluationOptions
+from penstock.evaluation.options import EvaluationOptions, TextEvalOptions
 from penstock.evaluation.tables import differences_table, results_table
 from penstock.train.score import Score, total
 
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[NAME=]CORPUS",
         help="folder, address or FORMAT:PATH[,option=value]; may be repeated",
     )
-    add_fields(text, EvalRequest)
+    add_fields(text, TextEvalOptions)
     text.add_argument(
         "--compute",
         type=partial(choice_of, choices=_DTYPES),
@@ -125,7 +125,22 @@ def _compare(arguments: argparse.Namespace) -> int:
     first, second = map(read_results, arguments.path)
     found = differences(first, second)
     if arguments.json:
-        print(json.dumps([{**asdict(one), "difference": one.delta} for one in found]))
+        print(
+            json.dumps(
+                [
+                    {
+                        "task": one.task,
+                        "metric": one.metric,
+                        "first": one.first,
+                        "second": one.second,
+                        "difference": one.delta,
+                        "stderr": one.stderr,
+                        "pairs": one.num_pairs,
+                    }
+                    for one in found
+                ]
+            )
+        )
     else:
         print("\n".join(differences_table(found)))
     for caution in cautions(first, second):
@@ -144,7 +159,7 @@ def _given_for_tasks(arguments: argparse.Namespace) -> str | None:
 
 
 def _run_tasks(path: Path, arguments: argparse.Namespace) -> int:
-    if arguments.corpus or any(fields_of(arguments, EvalRequest).values()):
+    if arguments.corpus or any(fields_of(arguments, TextEvalOptions).values()):
         raise UsageError(
             "--tasks and the options of text are two evaluations", fix="Run one, then the other."
         )
@@ -250,7 +265,7 @@ def _run_text(path: Path, arguments: argparse.Namespace) -> int:
 def _texts(path: Path, arguments: argparse.Namespace, opened: "OpenedModel") -> Iterator["Heldout"]:
     from penstock.train.inspect.offline_eval import own_rows, rows_of
 
-    wanted = EvalRequest(**fields_of(arguments, EvalRequest))
+    wanted = TextEvalOptions(**fields_of(arguments, TextEvalOptions))
     if not arguments.corpus:
         if wanted.sequence_length or wanted.holdout:
             raise UsageError(

@@ -51,7 +51,7 @@ class PlanOptions:
     """Options of a plan besides its model, cluster and recipe keys."""
 
     tokens: Count | None = None
-    """To train on, such as 1T."""
+    """Tokens to train on, such as 1T."""
     rows: int | None = None
     """Rows of a step, for a preset. None: about 4M tokens."""
     length: int | None = None

@@ -85,7 +85,7 @@ def run_recipe(arguments: argparse.Namespace, *, tunes: bool) -> int:
 
 
 def work_of(spec: RunSpec) -> Callable[[], int]:
-    """Return the work of a launched rank; imports all that it needs, so that forked processes import nothing.
+    """Return the work of a launched rank; imports what it needs, so that forked processes import little.
 
     Sets `env.NODES` for the ranks.
 
@@ -100,11 +100,12 @@ def work_of(spec: RunSpec) -> Callable[[], int]:
     check_processes(spec.processes, oversubscribe=arguments.oversubscribe)
     env.silence_torch()
     import penstock.train.planning.auto
-    import penstock.train.run  # noqa: F401 - torch
+    import penstock.train.run
     from penstock.parallel.apply import import_sharing
 
     import_sharing()
-
+    if verb == "tune":
+        import penstock.train.tune.choose  # noqa: F401
     env.set_variables({env.NODES: str(spec.nodes) if spec.nodes.is_elastic else ""})
     return partial(run_recipe, arguments, tunes=verb == "tune")
 

@@ -18,7 +18,7 @@ PenstockError                 exit code 1: the work failed
 ├── RunnerLost                the engine's model runner is gone
 ├── PackageMissing            an optional package is not installed
 ├── RunLocked                 another process is writing the same folder
-├── PassStopped               a pass over a corpus was stopped on request
+├── PassStopped               a pass over a corpus was stopped; the run ends as on request
 └── PeerLost                  another process of the run ended
 """
 

@@ -154,7 +154,7 @@ def take_lock(path: Path, *, waits: bool) -> BinaryIO | None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Context manager: hold the lock of a file, once no other process does; it is removed at the end."""
+    """Context manager: wait for other processes, hold the lock of a file, and remove the file at the end."""
     lock = take_lock(path, waits=True)
     assert lock is not None
     try:

@@ -28,7 +28,7 @@ class Difference:
     second: float
     stderr: float | None
     """Standard error of `second - first`; None: unknown."""
-    pairs: int
+    num_pairs: int
     """Questions that were paired; 0: the results are compared as independent ones."""
 
     @property
@@ -111,7 +111,7 @@ def _difference(task: str, metric: str, first: Results, second: Results) -> Diff
     stderr, num_pairs = _unpaired(task, metric, first, second), 0
     if len(pairs) > 1 and _is_mean(pairs, one, other):
         stderr, num_pairs = _stderr([b - a for a, b in pairs]), len(pairs)
-    return Difference(task=task, metric=metric, first=one, second=other, stderr=stderr, pairs=num_pairs)
+    return Difference(task=task, metric=metric, first=one, second=other, stderr=stderr, num_pairs=num_pairs)
 
 
 def _pairs(task: str, metric: str, first: Results, second: Results) -> Iterator[tuple[float, float]]:

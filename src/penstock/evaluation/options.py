@@ -8,8 +8,8 @@ from penstock.core.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvalRequest:
-    """Rows of a corpus to evaluate."""
+class TextEvalOptions:
+    """Options of an evaluation on text: which rows of a corpus."""
 
     rows: int | None = None
     """At most N rows of each corpus. None: all."""

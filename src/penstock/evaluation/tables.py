@@ -54,7 +54,7 @@ def scores_of(results: Mapping[str, Any]) -> dict[str, tuple[float, float | None
 def differences_table(found: Sequence[Difference]) -> Iterator[str]:
     """Yield the lines of a table: both values, what the second has more, and its standard error.
 
-    >>> one = Difference(task="mine", metric="acc,none", first=0.5, second=0.6, stderr=0.02, pairs=100)
+    >>> one = Difference(task="mine", metric="acc,none", first=0.5, second=0.6, stderr=0.02, num_pairs=100)
     >>> print("\\n".join(differences_table([one])))
     task  metric   first  second  difference  stderr    z  questions
     mine  acc     0.5000  0.6000     +0.1000  0.0200  5.0  100 paired
@@ -64,7 +64,7 @@ def differences_table(found: Sequence[Difference]) -> Iterator[str]:
         name, _, chosen = one.metric.partition(",")
         label = name if chosen == "none" else f"{name} ({chosen})"
         z = f"{one.delta / one.stderr:.1f}" if one.stderr else "-"
-        paired = f"{one.pairs} paired" if one.pairs else "not paired"
+        paired = f"{one.num_pairs} paired" if one.num_pairs else "not paired"
         values = (_shown(one.first), _shown(one.second), f"{one.delta:+.4f}", _shown(one.stderr))
         rows.append((one.task, label, *values, z, paired))
     yield from _lines(rows, right=(2, 3, 4, 5, 6))

@@ -160,7 +160,8 @@ def parts_of(rope: Rope) -> tuple[Tensor, Tensor, Tensor | None]:
 def rotated(q_blhd: Tensor, k_blkd: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
     """Rotate queries and keys, and scale the queries.
 
-    Their layout is that of the products: the compiler reorders no gradient before it multiplies by it.
+    Both stay in the layout of the linear layers. If they were rotated after the transposition, the compiler
+    would copy each gradient back to it.
     """
     cosines, sines, scales = parts_of(rope)
     q_blhd, k_blkd = rotate(q_blhd, cosines, sines), rotate(k_blkd, cosines, sines)

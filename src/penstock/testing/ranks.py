@@ -24,7 +24,8 @@ def _import_training() -> None:
     import penstock.parallel.context
     import penstock.parallel.ethernet.quantized_gather
     import penstock.parallel.pipeline
-    import penstock.parallel.vocab_parallel  # noqa: F401
+    import penstock.parallel.vocab_parallel
+    import penstock.train.tune.choose  # noqa: F401
 
     import_sharing()
 

@@ -64,7 +64,7 @@ class Objective(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class ObjectiveSetup:
     """An objective and what the loaders must deliver for it."""
 
     objective: Objective

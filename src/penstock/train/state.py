@@ -19,7 +19,7 @@ from penstock.train.objective import Objective
 from penstock.train.optim.optimizer import Optimizer
 from penstock.train.recipe.config import GuardConfig
 
-if TYPE_CHECKING:  # some take seconds to import, and only several ranks need them
+if TYPE_CHECKING:  # some take seconds to import, and few runs need all
     from penstock.data import Loader
     from penstock.parallel.ethernet.scheduler import Ethernet
     from penstock.parallel.ethernet.unshared import Unshared

@@ -38,7 +38,7 @@ def test_paired_questions_have_the_standard_error_of_their_differences():
     each = [b - a for a, b in zip(FIRST, SECOND, strict=True)]
     assert one.delta == pytest.approx(1 / 6)
     assert one.stderr == pytest.approx(statistics.stdev(each) / math.sqrt(6))
-    assert one.pairs == 6
+    assert one.num_pairs == 6
 
 
 def test_without_samples_standard_errors_add_as_those_of_independent_results():
@@ -46,21 +46,21 @@ def test_without_samples_standard_errors_add_as_those_of_independent_results():
     assert one.stderr == pytest.approx(
         math.hypot(*(statistics.stdev(v) / math.sqrt(6) for v in (FIRST, SECOND)))
     )
-    assert one.pairs == 0
+    assert one.num_pairs == 0
 
 
 def test_other_questions_are_not_paired():
     second = results_of(SECOND)
     second["samples"]["mine"][0]["doc_hash"] = "another"
     (one,) = differences(results_of(FIRST), second)
-    assert one.pairs == 0
+    assert one.num_pairs == 0
 
 
 def test_a_metric_that_is_no_mean_of_its_samples_is_not_paired():
     first = results_of(FIRST)
     first["results"]["mine"]["acc,none"] = 17.0
     (one,) = differences(first, results_of(SECOND))
-    assert one.pairs == 0
+    assert one.num_pairs == 0
 
 
 def test_a_standard_error_that_lm_eval_does_not_know_is_not_made_up():

@@ -1,4 +1,4 @@
-"""Routes of runs: the table; of one run its answers, and all but its curves; comparison of two."""
+"""Routes of runs: the table, one run without its curves, its sample answers, the comparison of two."""
 
 from typing import Annotated, Any
 

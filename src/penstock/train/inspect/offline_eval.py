@@ -17,7 +17,7 @@ from penstock.core.errors import UsageError
 from penstock.data import Loader
 from penstock.devices import accelerator
 from penstock.engine.model_runner.open import open_model
-from penstock.evaluation.options import EvalRequest
+from penstock.evaluation.options import TextEvalOptions
 from penstock.models.decoder.model import Decoder
 from penstock.obs.metric_names import RECIPE_FILE
 from penstock.text.token_bytes import token_bytes
@@ -84,7 +84,7 @@ def own_rows(path: Path, *, rows: int | None) -> Heldout:
     return replace(heldout, rows=min(heldout.rows, rows or heldout.rows))
 
 
-def rows_of(name: str, corpus: str, wanted: EvalRequest, *, context: int) -> Heldout:
+def rows_of(name: str, corpus: str, wanted: TextEvalOptions, *, context: int) -> Heldout:
     """Open the rows of one corpus.
 
     Args:

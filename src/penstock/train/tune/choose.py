@@ -11,7 +11,7 @@ from penstock.parallel.collectives import group_of
 from penstock.parallel.mesh import Mesh, World
 from penstock.train.data_setup import FIELDS
 from penstock.train.next_token import NextToken
-from penstock.train.objective import Chosen, Objective
+from penstock.train.objective import Objective, ObjectiveSetup
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.planned_changes import micro_batch_sizes, micro_rows
 from penstock.train.recipe.tune_config import TuneConfig
@@ -33,7 +33,7 @@ def choose_objective(
     world: World,
     mesh: Mesh,
     stop_requested: Callable[[], bool],
-) -> Chosen:
+) -> ObjectiveSetup:
     """Return the objective of a recipe; computes reference log-probabilities that are not there yet.
 
     Every rank must call it, with the starting weights in the model if `lacks_reference`.
@@ -48,11 +48,11 @@ def choose_objective(
     if tune.loss == "distillation":
         distillation = Distillation(tune.temperature)
         fields = (*FIELDS, *distillation.fields)
-        return Chosen(
+        return ObjectiveSetup(
             objective=distillation, loader_options={"fields": fields, "columns": config.data.columns}
         )
     if not tune.is_preference:
-        return Chosen(objective=NextToken())
+        return ObjectiveSetup(objective=NextToken())
     slices = None if mesh.layout.context == 1 else group_of(mesh.context)  # None: rows are whole
     local = config.data.global_batch_size // mesh.layout.num_data
     rows = micro_rows(local, micro_batch_sizes(config.data)(0))  # as in the first step
@@ -79,7 +79,7 @@ def choose_objective(
             slices=slices,
         )
     options = {"fields": (*FIELDS, *objective.fields), "columns": columns}
-    return Chosen(objective=objective, loader_options=options, heldout_options=options)
+    return ObjectiveSetup(objective=objective, loader_options=options, heldout_options=options)
 
 
 def lacks_reference(
