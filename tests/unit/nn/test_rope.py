@@ -29,6 +29,13 @@ def test_scores_depend_on_the_distance_of_positions_only():
     torch.testing.assert_close(scores[2], scores[0], rtol=0, atol=1e-5)
 
 
+def test_a_token_is_rotated_by_its_own_position_in_each_head():
+    x = torch.randn(1, 3, 2, 8, dtype=torch.float64)
+    alone = [rotate(x[:, [n], [head]][:, None], *tables([n])) for n in range(3) for head in range(2)]
+    together = rotate(x, *tables(range(3)))
+    assert torch.equal(together.flatten(0, 2), torch.cat(alone).flatten(0, 2))
+
+
 def test_position_zero_is_left_alone():
     x = torch.randn(1, 2, 1, 8, dtype=torch.float64)
     assert torch.equal(rotate(x, *tables([0])), x)
