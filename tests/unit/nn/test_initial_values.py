@@ -6,7 +6,7 @@ import torch
 
 from penstock.core import rng
 from penstock.models.decoder.model import Decoder
-from penstock.nn import init
+from penstock.nn import init, random_bits
 from penstock.nn.random_bits import mix64
 from tests.families import small_llama
 
@@ -45,7 +45,7 @@ def test_neighbours_are_not_correlated():
 
 def test_a_value_depends_on_its_index_only(monkeypatch):
     whole = built()
-    monkeypatch.setattr(init, "_CHUNK", 7)
+    monkeypatch.setattr(random_bits, "_CHUNK", 7)
     for (name, a), b in zip(whole.named_parameters(), built().parameters(), strict=True):
         assert torch.equal(a, b), name
 
