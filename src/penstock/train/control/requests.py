@@ -42,7 +42,7 @@ class ControlRequest:
     weights: dict[str, float] | None = None
     """Shares of some corpora, of one; the others keep their proportions in the rest."""
     at_step: int | None = None
-    """Steps after which `weights` apply.
+    """Steps after which the weights apply.
 
     None: as soon as the job reads the request."""
     skip_steps: tuple[int, int] | None = None
