@@ -16,7 +16,7 @@ from penstock.train.recipe.config import TrainConfig
 from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 
-VOCAB, STEPS = 50, 10
+VOCAB = 50
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def raw_recipe(corpus: Path, folder: Path, **sections: Any) -> dict[str, Any]:
     return {
-        "run": {"dir": str(folder), "steps": STEPS, **sections.pop("run", {})},
+        "run": {"dir": str(folder), "steps": 20, **sections.pop("run", {})},
         "model": {
             "hidden_size": 32,
             "intermediate_size": 64,
@@ -41,7 +41,7 @@ def raw_recipe(corpus: Path, folder: Path, **sections: Any) -> dict[str, Any]:
             "global_batch_size": 4,
             **sections.pop("data", {}),
         },
-        "optim": {"learning_rate": 5e-3},
+        "optim": {"learning_rate": 3e-3},
         "schedule": {"rule": "constant"},
         **sections,
     }
@@ -83,7 +83,7 @@ def two_ranks(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 @pytest.mark.parametrize("case", [name for name in CASES if name != "compute"])
 def test_losses_stay_within_a_hundredth_of_bfloat16(two_ranks: dict[str, list[float]], case: str) -> None:
-    """Over steps that bring the loss down."""
+    """Over 20 steps, which bring the loss down."""
     expected = two_ranks["compute"]
     assert two_ranks[case] == pytest.approx(expected, abs=1e-2)
     assert two_ranks[case] != expected
@@ -98,13 +98,13 @@ def test_one_process_and_slices_of_matrices_train_alike(
     corpus: Path, tmp_path: Path, two_ranks: dict[str, list[float]]
 ) -> None:
     """Scales of a row are those of its slice, and sums have another order: twice the bound to bfloat16."""
-    run = {"steps": 4}
+    run = {"steps": 8}
     sections = {**SENT, "run": run}
     one = all_losses(corpus, tmp_path, {"one": sections}, ranks=1)["one"]
-    assert one == pytest.approx(two_ranks["sent"][:4], abs=1e-2)
+    assert one == pytest.approx(two_ranks["sent"][:8], abs=1e-2)
     sliced = {**sections, "parallel": {"tensor": 2}}
     four = all_losses(corpus, tmp_path, {"four": sliced}, ranks=4)["four"]
-    assert four == pytest.approx(two_ranks["compute"][:4], abs=2e-2)
+    assert four == pytest.approx(two_ranks["compute"][:8], abs=2e-2)
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -120,7 +120,7 @@ def test_every_layout_trains_with_weights_sent_in_float8_as_one_process_does(
     corpus: Path, tmp_path: Path
 ) -> None:
     """1e-3 in float32: sums in another order, and where they tip a rounding, it is one of 8 bits."""
-    common: dict[str, Any] = {**SENT, "compute": "float32", "run": {"steps": 3}}
+    common: dict[str, Any] = {**SENT, "compute": "float32", "run": {"steps": 4}}
     common["data"] = {"micro_batch_size": 1}
     (expected,) = all_losses(corpus, tmp_path, {"one": common}, ranks=1).values()
     cases = {name: {**common, **sections} for name, sections in LAYOUTS.items()}
@@ -133,7 +133,7 @@ def test_one_scale_a_weight_is_found_in_every_layout(corpus: Path, tmp_path: Pat
     """A slice has a scale of its own, so its losses are those of another rounding."""
 
     def sections(**others: Any) -> dict[str, Any]:
-        one_scale = {"precision": {"linear": "float8_tensorwise"}, "run": {"steps": 3}}
+        one_scale = {"precision": {"linear": "float8_tensorwise"}, "run": {"steps": 4}}
         return {**one_scale, "data": {"micro_batch_size": 1}, **others}
 
     (expected,) = all_losses(corpus, tmp_path, {"one": sections()}, ranks=1).values()
