@@ -9,14 +9,14 @@ from penstock.parallel.mesh import World
 from penstock.testing.ranks import on_ranks
 
 T = TypeVar("T")
-_MAX_CASES = 8  # process groups, and their threads, are left to the end of the ranks
+_MAX_CASES = 8  # process groups and their threads live until the ranks exit
 
 
 class RankBatches(Generic[T]):
-    """Results of each case on its ranks; cases of as many ranks run in turn in the same processes.
+    """Runs cases with the same number of ranks in the same forked processes, up to eight a batch.
 
-    A batch runs when the first of its cases is asked for. Where a case fails, all of its batch do, with
-    an error that names the case: a second run would find the folders that the first left.
+    A batch runs at the first request for one of its cases. If a case fails, the whole batch fails, and the
+    error names the case. It is not run again, because it would find the folders that it left.
 
     Args:
         ranks: case -> number of ranks.
@@ -53,12 +53,12 @@ class RankBatches(Generic[T]):
 
     def _run(self, cases: list[str]) -> None:
         def in_turn(world: World) -> list[T]:
-            return [self._named(case, world) for case in cases]
+            return [self._run_case(case, world) for case in cases]
 
         by_rank = on_ranks(in_turn, ranks=self._ranks[cases[0]])
         self._results |= dict(zip(cases, map(list, zip(*by_rank, strict=True)), strict=True))
 
-    def _named(self, case: str, world: World) -> T:
+    def _run_case(self, case: str, world: World) -> T:
         try:
             return self._work(case, world)
         except Exception as error:
