@@ -56,17 +56,19 @@ void product(Threads& threads, const Matrix& matrix, const T* x, int64_t tokens,
 
 template <class T>
 void multiply_panel(const void* panel, const T* x, int64_t stride, int64_t inputs, int64_t tokens, float* sums) {
-  using Cell = CellOf<T>;
   constexpr Numbers type = std::is_same_v<T, float> ? Numbers::FLOAT : Numbers::BFLOAT16;
   const Matrix matrix{type, panel, nullptr, nullptr, nullptr, inputs, PANEL};
-  if constexpr (INPUTS<type> == DEPTH<Cell>) {
-    multiply<type>(matrix, 0, reinterpret_cast<const Cell*>(x), stride / DEPTH<Cell>, tokens, sums);
-  } else {
-    std::vector<Cell> cells(tokens * inputs);
-    for (int64_t t = 0; t < tokens; ++t)
-      each_lane(inputs, [&](int64_t i, auto at) { at.store(cells.data() + t * inputs + i, at.load(x + t * stride + i)); });
-    multiply<type>(matrix, 0, static_cast<const Cell*>(cells.data()), inputs, tokens, sums);
-  }
+  tile::with_cell<T>(tile::pairs_are_fast(), [&](auto cell) {
+    using Cell = decltype(cell);
+    if constexpr (ARE_CELLS<T, Cell>) {
+      multiply<type>(matrix, 0, reinterpret_cast<const Cell*>(x), stride / DEPTH<Cell>, tokens, sums);
+    } else {
+      std::vector<Cell> cells(tokens * inputs);
+      for (int64_t t = 0; t < tokens; ++t)
+        each_lane(inputs, [&](int64_t i, auto at) { at.store(cells.data() + t * inputs + i, at.load(x + t * stride + i)); });
+      multiply<type>(matrix, 0, static_cast<const Cell*>(cells.data()), inputs, tokens, sums);
+    }
+  });
 }
 
 #define OF(T)                                                                   \

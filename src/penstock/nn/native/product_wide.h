@@ -16,9 +16,6 @@
 
 namespace penstock {
 
-template <class T>
-using CellOf = typename tile::CellOf<T>::type;
-
 template <class Cell>
 using LaneOf = typename tile::Product<Cell>::Lane;
 
@@ -305,31 +302,44 @@ void store_sums(const Matrix& matrix, int64_t panel, int64_t first, int64_t coun
   });
 }
 
+// Whether numbers of type T are cells as they lie.
+template <class T, class Cell>
+constexpr bool ARE_CELLS = sizeof(T) * DEPTH<Cell> == sizeof(Cell);
+
 // Bytes of the tokens as cells; 0: they are cells as they lie.
 template <class T>
 int64_t cell_bytes(int64_t tokens, int64_t inputs) {
-  return sizeof(T) * DEPTH<CellOf<T>> == sizeof(CellOf<T>) ? 0 : tokens * inputs * sizeof(CellOf<T>);
+  return tile::with_cell<T>(tile::pairs_are_fast(), [&](auto cell) -> int64_t {
+    return ARE_CELLS<T, decltype(cell)> ? 0 : tokens * inputs * sizeof cell;
+  });
+}
+
+// Numbers as cells: as they lie, or as float32 in `memory`.
+template <class Cell, class T>
+const Cell* cells_of(Threads& threads, const T* x, int64_t tokens, int64_t inputs, char* memory) {
+  if constexpr (ARE_CELLS<T, Cell>) {
+    return reinterpret_cast<const Cell*>(x);
+  } else {
+    auto* to = reinterpret_cast<float*>(memory);
+    threads.each(tokens, grain_of(inputs), [&](int64_t begin, int64_t end) {
+      each_lane((end - begin) * inputs, [&](int64_t i, auto at) { at.store(to + begin * inputs + i, at.load(x + begin * inputs + i)); });
+    });
+    return to;
+  }
 }
 
 // out = x matrix + bias; memory has `cell_bytes`.
 template <Numbers type, class T>
 void multiply_wide(Threads& threads, const Matrix& matrix, const T* x, int64_t tokens, T* out, char* memory) {
-  using Cell = CellOf<T>;
-  const auto* cells = reinterpret_cast<const Cell*>(x);
-  if (cell_bytes<T>(tokens, matrix.inputs)) {
-    auto* to = reinterpret_cast<float*>(memory);
-    threads.each(tokens, grain_of(matrix.inputs), [&](int64_t begin, int64_t end) {
-      each_lane((end - begin) * matrix.inputs, [&](int64_t i, auto at) {
-        at.store(to + begin * matrix.inputs + i, at.load(x + begin * matrix.inputs + i));
-      });
+  tile::with_cell<T>(tile::pairs_are_fast(), [&](auto cell) {
+    using Cell = decltype(cell);
+    const Cell* cells = cells_of<Cell>(threads, x, tokens, matrix.inputs, memory);
+    const int64_t stride = matrix.inputs / DEPTH<Cell>;
+    each_tile(threads, MOST_TOKENS, tokens, matrix.outputs, matrix.inputs, [&](int64_t panel, int64_t first, int64_t count) {
+      alignas(64) float sums[MOST_TOKENS * PANEL];
+      multiply<type>(matrix, panel, cells + first * stride, stride, count, sums);
+      store_sums<type>(matrix, panel, first, count, sums, out);
     });
-    cells = reinterpret_cast<const Cell*>(memory);
-  }
-  const int64_t stride = matrix.inputs / DEPTH<Cell>;
-  each_tile(threads, MOST_TOKENS, tokens, matrix.outputs, matrix.inputs, [&](int64_t panel, int64_t first, int64_t count) {
-    alignas(64) float sums[MOST_TOKENS * PANEL];
-    multiply<type>(matrix, panel, cells + first * stride, stride, count, sums);
-    store_sums<type>(matrix, panel, first, count, sums, out);
   });
 }
 

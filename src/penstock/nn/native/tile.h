@@ -1,5 +1,5 @@
 // A small matrix product in registers, and how its right side is laid out: what attention over many
-// queries is made of. All float32, or pairs of bfloat16 where the CPU multiplies those (twice as fast).
+// queries is made of. All float32, or pairs of bfloat16 where the CPU multiplies those faster.
 //
 //   c[rows, columns] = a[rows, depth] b[depth, columns]
 //
@@ -50,6 +50,18 @@ struct Product<Pair> {
 };
 #endif
 
+// Whether vectors of pairs are multiplied faster than those of float32. Intel's cores since Sapphire Rapids, whose tiles are
+// for pairs, take two cycles for a vector of pairs, in which they multiply four of float32: products of a 125M model with
+// 128 tokens took 326 ms by pairs and 181 by float32 (Emerald Rapids without AMX, one core, 2026-11-29).
+inline bool pairs_are_fast() {
+#ifdef __AVX512BF16__
+  static const bool are_fast = !__builtin_cpu_is("intel") || __builtin_cpu_is("cooperlake");
+  return are_fast;
+#else
+  return false;
+#endif
+}
+
 // ROWS x WIDE vectors of c at once: 6 x 4 of 32 registers and 4 more for b, or 6 x 2 of 16 and 2 more.
 template <int ROWS, int WIDE, class Cell>
 inline void multiply_block(const Cell* a, int64_t a_stride, const Cell* b, int64_t b_stride, float* c,
@@ -79,6 +91,14 @@ inline void multiply_columns(const Cell* a, int64_t a_stride, const Cell* b, int
     multiply_block<1, WIDE>(a + i * a_stride, a_stride, b, b_stride, c + i * c_stride, c_stride, depth);
 }
 
+// Whether `multiply` is fastest with pairs: by tiles or by vectors.
+inline bool multiplies_pairs() {
+#ifdef HAS_TILES
+  if (tiles::usable()) return true;
+#endif
+  return pairs_are_fast();
+}
+
 // columns is a multiple of LANES; strides count cells, and floats for c.
 template <class Cell>
 void multiply(const Cell* a, int64_t a_stride, const Cell* b, int64_t b_stride, float* c, int64_t c_stride,
@@ -101,17 +121,16 @@ void multiply(const Cell* a, int64_t a_stride, const Cell* b, int64_t b_stride, 
 
 // ---- how rows in memory become cells
 
-// What numbers of type T are multiplied as.
-template <class T>
-struct CellOf {
-  using type = float;
-};
+// Return body(cell), with a cell of what this CPU multiplies numbers of type T as: pairs or float32.
+template <class T, class Body>
+auto with_cell(bool is_paired, const Body& body) {
 #ifdef __AVX512BF16__
-template <>
-struct CellOf<bf16> {
-  using type = Pair;
-};
+  if constexpr (std::is_same_v<T, bf16>)
+    if (is_paired) return body(Pair{});
 #endif
+  (void)is_paired;
+  return body(0.0f);
+}
 
 template <class Cell, class T>
 inline Cell cell_of(T first, T second) {
@@ -130,10 +149,11 @@ void lay_rows(const T* const* rows, int64_t num_rows, int64_t size, Cell* out, i
 }
 
 #ifdef __AVX512F__
-// 16 rows of 16 cells into 16 columns: four rounds, each exchanging halves of ever larger pieces.
-inline void transpose16(const void* const* rows, int64_t offset_bytes, void* out, int64_t stride_bytes) {
+// 16 rows of 16 cells, row(i) each, into 16 columns: four rounds, each exchanging halves of ever larger pieces.
+template <class Row>
+inline void transpose16(const Row& row, void* out, int64_t stride_bytes) {
   __m512i a[16], b[16];
-  for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(static_cast<const char*>(rows[i]) + offset_bytes);
+  for (int i = 0; i < 16; ++i) a[i] = row(i);
   for (int i = 0; i < 16; i += 2) {
     b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
     b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
@@ -161,9 +181,12 @@ void lay_columns(const void* const* rows, int64_t size, Cell* out, int64_t depth
   constexpr int64_t D = Product<Cell>::DEPTH;
   int64_t k = 0;
 #ifdef __AVX512F__
-  if constexpr (sizeof(T) * D == sizeof(Cell))
-    for (; (k + LANES) * D <= size; k += LANES)
-      transpose16(rows, k * sizeof(Cell), out + k * stride, stride * sizeof(Cell));
+  const auto cells = [&](int64_t row) -> __m512i {
+    const T* numbers = static_cast<const T*>(rows[row]) + k * D;
+    if constexpr (sizeof(T) * D == sizeof(Cell)) return _mm512_loadu_si512(numbers);
+    else return (__m512i)Vec::load(numbers).v;
+  };
+  for (; (k + LANES) * D <= size; k += LANES) transpose16(cells, out + k * stride, stride * sizeof(Cell));
 #endif
   for (; k < depth; ++k)
     for (int64_t row = 0; row < LANES; ++row) {

@@ -187,9 +187,8 @@ void attend_few(const Task<T, P>& task, const Tile& tile, int64_t first_key, int
   few_sums<ROWS>(runs, own);
 }
 
-template <class T, class P>
+template <class Cell, class T, class P>
 void attend_many(const Task<T, P>& task, const Tile& tile, int64_t first_key, int64_t num_keys, const T* const* q_rows, Scratch& own) {
-  using Cell = typename CellOf<T>::type;
   constexpr int64_t D = Product<Cell>::DEPTH;
   const int64_t rows = tile.tokens * task.group(), wide = up(task.dim, LANES), width = up(num_keys, LANES);
   const int64_t depth = up(task.dim, D) / D, key_cells = up(num_keys, D) / D;
@@ -221,7 +220,10 @@ void attend_part(const Task<T, P>& task, const Tile& tile, int64_t first_key, in
     case 2: attend_few<2>(task, tile, first_key, num_keys, q_rows, own); break;
     case 3: attend_few<3>(task, tile, first_key, num_keys, q_rows, own); break;
     case 4: attend_few<4>(task, tile, first_key, num_keys, q_rows, own); break;
-    default: attend_many(task, tile, first_key, num_keys, q_rows, own);
+    default:
+      with_cell<T>(multiplies_pairs(), [&](auto cell) {
+        attend_many<decltype(cell)>(task, tile, first_key, num_keys, q_rows, own);
+      });
   }
   join(joined, own.sums.data(), own.most, own.total, rows, wide);
 }
