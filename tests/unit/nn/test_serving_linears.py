@@ -78,16 +78,16 @@ def test_packed_layer_computes_what_the_layer_does(size, num_tokens, dtype, tole
 
 
 @pytest.mark.skipif(not can_multiply(LIKE), reason="this machine has no such operators")
-@pytest.mark.parametrize("size", [(40, 4), (33, 60), (72, 64), (1, 100), (96, 196)])
+@pytest.mark.parametrize("size", [(40, 4), (33, 60), (72, 64), (1, 100), (96, 196), (200, 1060)])
 def test_any_number_of_tokens_and_odd_sizes(size):
-    """1 to 100 tokens, by whole and partial panels, groups and blocks."""
-    x = torch.randn(100, size[1])
+    """1 to 300 tokens, by whole and partial panels, groups, blocks and runs."""
+    x = torch.randn(300, size[1])
     half = x.bfloat16()
     pair, plain = layer(*size, dtype=torch.bfloat16, bias=True), layer(*size)
     by_pairs, of_pairs = PackedLinear(pair), half.double() @ pair.weight.double().t() + pair.bias.double()
     by_codes = {make: make(plain) for make in (Int8Linear, Int4Linear)}
     of_codes = {make: matrix_of_codes(make, plain.weight).t() for make in by_codes}
-    for num in (*range(1, 30), 96, 97, 100):
+    for num in (*range(1, 30), 96, 97, 100, 300):
         torch.testing.assert_close(by_pairs(half[:num]).double(), of_pairs[:num], rtol=2**-8, atol=2**-7)
         for make, made in by_codes.items():
             exact = x[:num].double() @ of_codes[make]
