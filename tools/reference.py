@@ -719,7 +719,9 @@ def signature(name: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
 
 
 def argument(given: ast.arg, default: ast.expr | None = None) -> str:
-    """Return an argument with its type and default."""
+    """Return an argument with its type, which the source may have in quotes, and default."""
+    if isinstance(given.annotation, ast.Constant):
+        given = ast.arg(given.arg, ast.parse(str(given.annotation.value), mode="eval").body)
     if default is None:
         return ast.unparse(given)
     return f"{ast.unparse(given)}{' = ' if given.annotation else '='}{ast.unparse(default)}"

@@ -28,12 +28,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from penstock.core import clock, env
 from penstock.core.errors import PenstockError, UsageError, nearest
 from penstock.core.log import EventLog
-from penstock.core.native_compiler import LIMIT_S, CompilerFailed, Say, TooSlow, run_all, wait_for
+
+if TYPE_CHECKING:
+    from penstock.core.native_compiler import Say
 
 log = EventLog(__name__)
 
@@ -164,7 +166,7 @@ def _warn(text: str) -> None:
     log.warning("native_build", "{text}", text=text)
 
 
-def library_of(unit: Unit, *, say: Say = _warn, try_again: bool = False) -> Path:
+def library_of(unit: Unit, *, say: "Say" = _warn, try_again: bool = False) -> Path:
     """Return the library of a unit for this machine; compile it if necessary, or wait for who does.
 
     Args:
@@ -178,6 +180,8 @@ def library_of(unit: Unit, *, say: Say = _warn, try_again: bool = False) -> Path
         return shipped
     target = _Target.of(unit)
     if not target.is_built(try_again=try_again):
+        from penstock.core.native_compiler import LIMIT_S, TooSlow, wait_for
+
         with target.lock() as lock:
             began, what = clock.monotonic(), f"Another process compiles {unit.title}; waiting for it"
             try:
@@ -274,7 +278,7 @@ class _Target:
         )
         return int(started.stdout)
 
-    def build(self, say: Say) -> None:
+    def build(self, say: "Say") -> None:
         """Compile the library; the lock is held.
 
         Raises:
@@ -435,8 +439,10 @@ def _add_sources(digest: "hashlib._Hash", unit: Unit) -> None:
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
 
 
-def _compile(compiler: str, flags: Sequence[str], unit: Unit, library: Path, say: Say) -> None:
+def _compile(compiler: str, flags: Sequence[str], unit: Unit, library: Path, say: "Say") -> None:
     """Compile the units side by side and link them; the final name appears when the library is complete."""
+    from penstock.core.native_compiler import LIMIT_S, CompilerFailed, TooSlow, run_all
+
     began, what = clock.monotonic(), f"Compiling {unit.title}, {unit.takes}"
     with TemporaryDirectory(prefix=_building(unit, ""), dir=library.parent) as name:
         folder = Path(name)

@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -53,8 +53,10 @@ from penstock.data.reader import Reader
 from penstock.data.schedule.change_log import Change, Skip
 from penstock.data.schedule.mixture import slots_from, slots_of
 from penstock.data.state import State, check_contents
-from penstock.data.transform import Transform
 from penstock.data.types import MAX_LENGTH, MAX_ROWS, MAX_SAMPLES, Batch, Waste
+
+if TYPE_CHECKING:
+    from penstock.data.transform import Transform
 
 
 class Loader:
@@ -123,7 +125,7 @@ class Loader:
         prefetch: int = 2,
         deliver: str = "torch",
         schedule: Sequence[Change] = (),
-        transform: Transform | None = None,
+        transform: "Transform | None" = None,
         columns: Mapping[str, str | Path] | None = None,
     ) -> None:
         self._run = LoaderState(

@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -45,8 +45,10 @@ from penstock.data.native import library
 from penstock.data.row_spans import RowSpans, StepSpans
 from penstock.data.sample_index import SampleIndex
 from penstock.data.schedule.segments import Located
-from penstock.data.transform import NEEDED_FIELDS, Transform, apply
 from penstock.data.types import IGNORED_LABEL
+
+if TYPE_CHECKING:
+    from penstock.data.transform import Transform
 
 Fields = dict[str, Int64 | Int32]
 
@@ -90,7 +92,7 @@ class Reader:
         rank: int,
         world_size: int,
         micro_rows: Callable[[int], int | None],
-        transform: Transform | None,
+        transform: "Transform | None",
         seed: int,
     ) -> None:
         self.fields = fields
@@ -128,13 +130,20 @@ class Reader:
         return self._read(sample_index, locate(sample_index, samples))
 
     def _read(self, sample_index: SampleIndex, chosen: ChosenSamples) -> Fields:
-        if self.transform is None:
-            made = self._collate(sample_index, chosen, self.fields, self.dtype)
-            return {"sample_ids": chosen.samples, **made}
+        if self.transform is not None:
+            return self._transformed(sample_index, chosen, self.transform)
+        made = self._collate(sample_index, chosen, self.fields, self.dtype)
+        return {"sample_ids": chosen.samples, **made}
+
+    def _transformed(
+        self, sample_index: SampleIndex, chosen: ChosenSamples, transform: "Transform"
+    ) -> Fields:
+        from penstock.data.transform import NEEDED_FIELDS, apply
+
         given = self._collate(sample_index, chosen, NEEDED_FIELDS, np.dtype(np.int64))
         batch = {"sample_ids": chosen.samples, **given}
         learned = (given["labels"] != IGNORED_LABEL).sum(axis=1)
-        made = apply(batch, self.transform, seed=self._seed, fields=self.fields)
+        made = apply(batch, transform, seed=self._seed, fields=self.fields)
         self._check_learned(sample_index, chosen, before=learned, labels=batch["labels"])
         if self.dtype == np.int64:
             return made

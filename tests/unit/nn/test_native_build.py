@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core import env, native_build, native_compiler
+from penstock.core import env, native_compiler
 from penstock.core.native_build import BeingBuilt, NotBuilt, library_if_built, library_of
 from penstock.nn import native
 from penstock.nn.native import built_library
@@ -199,7 +199,7 @@ def test_killed_builds_leave_no_compiler_and_the_next_removes_their_folder(own_c
 
 def test_the_limit_ends_the_compiler_and_what_it_started(own_cache, gated, monkeypatch):
     pids, _ = gated
-    monkeypatch.setattr(native_build, "LIMIT_S", 0.5)
+    monkeypatch.setattr(native_compiler, "LIMIT_S", 0.5)
     with pytest.raises(NotBuilt, match=r"did not finish .*Compiling the C\+\+ operators.*not done after"):
         built_library()
     eventually(lambda: all(map(is_gone, processes_in(pids))))
@@ -230,7 +230,7 @@ def test_waiting_for_another_build_has_a_bound(gated, monkeypatch):
     pids, _ = gated
     builder = subprocess.Popen(COMMAND, stdout=subprocess.DEVNULL)
     processes_in(pids)
-    monkeypatch.setattr(native_build, "LIMIT_S", 0.2)
+    monkeypatch.setattr(native_compiler, "LIMIT_S", 0.2)
     with pytest.raises(NotBuilt, match="waiting for it: not done after 0 s"):
         built_library()
     builder.terminate()
