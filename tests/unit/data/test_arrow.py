@@ -8,15 +8,16 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.errors import CorpusError
-from penstock.data.formats.arrow import ArrowShard, write_shard
+from penstock.data.formats import TokenShard
 from penstock.data.formats.arrow import open_shard as open_in
+from penstock.data.formats.arrow import write_shard
 from penstock.storage.base import LocalStorage
 
 TOKENS = np.arange(10, dtype=np.uint16)
 OFFSETS = np.array([0, 3, 3, 4, 10], np.int64)
 
 
-def open_shard(path: Path) -> ArrowShard:
+def open_shard(path: Path) -> TokenShard:
     return open_in(LocalStorage(path.parent), path.name, {})
 
 

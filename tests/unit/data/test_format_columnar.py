@@ -1,12 +1,17 @@
 """What the readers of columns share: runs, groups, the choice of a column and of a split."""
 
+from typing import cast
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 
+from penstock.core.arrays import Array, Bytes, Int64
 from penstock.core.errors import CorpusError, UsageError
 from penstock.data.formats.choice import column_of, in_order, one_split
 from penstock.data.formats.index import DocumentEnds
-from penstock.data.formats.runs import GroupedEnds, RunShard, TokenRuns, starts_of
+from penstock.data.formats.runs import GroupedEnds, run_shard, runs_of, starts_of
+from penstock.storage.base import Blob, Slices
 
 STORED = np.arange(100, 130, dtype="<u2")
 DATA = STORED.view(np.uint8)
@@ -15,8 +20,18 @@ STARTS = starts_of(np.array([4, 3, 0, 5]))
 JOINED = [120, 121, 122, 123, 100, 101, 102, 105, 106, 107, 108, 109]
 
 
-def runs() -> TokenRuns:
-    return TokenRuns(DATA, "<u2", places=PLACES, starts=STARTS)
+class InMemory:
+    name, size = "x", len(DATA) + 1
+
+    def __init__(self, data: Bytes) -> None:
+        self.data = data
+
+    def array(self, dtype: npt.DTypeLike, *, offset: int, count: int) -> Array:
+        return self.data[offset : offset + count * np.dtype(dtype).itemsize].view(dtype)
+
+
+def runs(data: Bytes = DATA, places: Int64 = PLACES) -> Slices:
+    return runs_of(cast(Blob, InMemory(data)), "uint16", places=places, starts=STARTS)
 
 
 def test_every_slice_of_runs_is_that_of_the_joined_tokens() -> None:
@@ -33,8 +48,7 @@ def test_a_slice_inside_one_run_is_a_view_of_the_file() -> None:
 
 def test_runs_may_lie_at_odd_bytes() -> None:
     data = np.concatenate((np.zeros(1, np.uint8), DATA))
-    odd = TokenRuns(data, "<u2", places=PLACES + 1, starts=STARTS)
-    assert odd[0:12].tolist() == JOINED
+    assert runs(data, PLACES + 1)[0:12].tolist() == JOINED
 
 
 def test_the_ends_of_groups_are_those_of_all_documents() -> None:
@@ -57,7 +71,7 @@ def test_the_ends_of_groups_are_those_of_all_documents() -> None:
 def test_a_number_that_is_no_token_id_is_an_error_with_its_document(value: int, shown: str) -> None:
     stored = np.array([1, 2, 3, value, 5], np.int64)
     ends = DocumentEnds(np.array([2, 2, 5]), num_tokens=5, name="x")
-    shard = RunShard(stored, "int64", num_documents=3, document_ends=ends.between, name="part.arrow")
+    shard = run_shard(stored, "int64", 3, ends.between, name="part.arrow")
     assert shard.tokens[0:3].tolist() == [1, 2, 3]
     with pytest.raises(CorpusError, match=rf"part\.arrow has token {shown} in document 2, which is no token"):
         shard.tokens[0:5]

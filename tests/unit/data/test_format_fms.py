@@ -11,10 +11,9 @@ import pytest
 
 from penstock.core.errors import CorpusError, UsageError
 from penstock.data import open_corpus
-from penstock.data.formats import ipc
+from penstock.data.formats import TokenShard, ipc
 from penstock.data.formats.arrow_folders import find_fms
 from penstock.data.formats.ipc_tokens import open_batches
-from penstock.data.formats.runs import RunShard
 from penstock.storage.base import LocalStorage
 from tests.format_examples import DATA, DOCUMENTS
 
@@ -31,11 +30,11 @@ def written(
     return path
 
 
-def opened(path: Path, **options: str) -> RunShard:
+def opened(path: Path, **options: str) -> TokenShard:
     return open_batches(LocalStorage(path.parent), path.name, options)
 
 
-def documents_of(shard: RunShard) -> list[list[int]]:
+def documents_of(shard: TokenShard) -> list[list[int]]:
     ends = shard.document_ends(-1, shard.num_tokens)
     assert len(ends) == shard.num_documents
     return [part.tolist() for part in np.split(shard.tokens[0 : shard.num_tokens], ends)[:-1]]

@@ -11,9 +11,9 @@ import pytest
 
 from penstock.core.errors import CorpusError, UsageError
 from penstock.data import open_corpus
+from penstock.data.formats import TokenShard
 from penstock.data.formats.arrow_folders import find_datasets, missing
 from penstock.data.formats.ipc_tokens import open_lists
-from penstock.data.formats.runs import RunShard
 from penstock.data.prepare.inputs import Selection, find_inputs
 from penstock.storage.base import LocalBlob, LocalStorage
 from tests.format_examples import DATA, DOCUMENTS
@@ -30,11 +30,11 @@ def written(tmp_path: Path, columns: dict[str, Any], *, rows_per_batch: int, opt
     return path
 
 
-def opened(path: Path, **options: str) -> RunShard:
+def opened(path: Path, **options: str) -> TokenShard:
     return open_lists(LocalStorage(path.parent), path.name, options)
 
 
-def documents_of(shard: RunShard) -> list[list[int]]:
+def documents_of(shard: TokenShard) -> list[list[int]]:
     ends = shard.document_ends(-1, shard.num_tokens)
     assert len(ends) == shard.num_documents
     return [part.tolist() for part in np.split(shard.tokens[0 : shard.num_tokens], ends)[:-1]]

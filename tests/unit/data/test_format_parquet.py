@@ -12,10 +12,10 @@ import pytest
 
 from penstock.core.errors import CorpusError, UsageError
 from penstock.data import open_corpus
-from penstock.data.formats import parquet_groups
+from penstock.data.formats import TokenShard, parquet_groups
 from penstock.data.formats.damaged import Malformed
 from penstock.data.formats.decoded import Decoded
-from penstock.data.formats.parquet import ParquetShard, find, open_shard
+from penstock.data.formats.parquet import find, open_shard
 from penstock.data.formats.parquet_footer import group_counts
 from penstock.storage.base import LocalStorage
 from tests.format_examples import DATA, DOCUMENTS
@@ -39,11 +39,11 @@ def written(tmp_path: Path, rows: list[Any], kind: Any, *, group: int = 2, **opt
     return path
 
 
-def opened(path: Path, **options: str) -> ParquetShard:
+def opened(path: Path, **options: str) -> TokenShard:
     return open_shard(LocalStorage(path.parent), path.name, options)
 
 
-def documents_of(shard: ParquetShard) -> list[list[int]]:
+def documents_of(shard: TokenShard) -> list[list[int]]:
     ends = shard.document_ends(-1, shard.num_tokens)
     assert len(ends) == shard.num_documents
     return [part.tolist() for part in np.split(shard.tokens[0 : shard.num_tokens], ends)[:-1]]

@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
+from penstock.core.arrays import Int64
 from penstock.core.table import Table
 from penstock.storage.base import Slices, Storage, probe
 
@@ -23,18 +21,42 @@ Options = Mapping[str, str]
 class TokenShard(Protocol):
     """One run of tokens, usually one file; positions count from the shard's first token."""
 
-    num_tokens: int
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the shard."""
 
     @property
     def num_documents(self) -> int:
         """Documents, empty ones too."""
 
-    def document_ends(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+    def document_ends(self, start: int, stop: int) -> Int64:
         """Return the ends e of documents with start < e <= stop; repeats are empty documents."""
 
     @property
     def tokens(self) -> Slices:
         """The tokens, to be sliced: `shard.tokens[start:stop]` is a read-only uint16 or uint32 array."""
+
+
+EndsBetween = Callable[[int, int], Int64]
+"""(start, stop) -> the ends e of documents with start < e <= stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredShard:
+    """A shard of a file: a `TokenShard`, and what its reader knows besides."""
+
+    tokens: Slices
+    num_documents: int
+    document_ends: EndsBetween
+    largest_id: int = -1
+    """-1 where it is not known."""
+    recheck: Callable[[], Iterator[str]] = lambda: iter(())
+    """Yields what is wrong in the files and is not looked at when they are opened."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the shard."""
+        return len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,11 +15,11 @@ import numpy.typing as npt
 from penstock.core.arrays import Tokens, address
 from penstock.core.errors import CorpusError
 from penstock.core.packages import Package
-from penstock.data.formats import Format, Options
+from penstock.data.formats import Format, Options, StoredShard
 from penstock.data.formats.index import DocumentEnds
 from penstock.data.formats.ipc import buffers_of, schema_of
 from penstock.data.native import library
-from penstock.storage.base import Blob, Slices, Storage
+from penstock.storage.base import Blob, Storage
 
 pa = Package("pyarrow", "Arrow and Parquet files")
 
@@ -27,18 +27,8 @@ COLUMN = "tokens"
 _AHEAD_BYTES = 2**22  # of document ends, which are searched: page by page a disk would take long
 
 
-class ArrowShard:
-    """A shard in place; costs address space, not memory, until tokens are touched."""
-
-    def __init__(self, ends: DocumentEnds, tokens: Slices) -> None:
-        self.num_tokens = len(tokens)
-        self.num_documents = len(ends)
-        self.tokens = tokens
-        self.document_ends = ends.between
-
-
-def open_shard(storage: Storage, name: str, options: Options) -> ArrowShard:  # noqa: ARG001
-    """Open a shard.
+def open_shard(storage: Storage, name: str, options: Options) -> StoredShard:  # noqa: ARG001
+    """Open a shard in place; it costs address space, not memory, until tokens are touched.
 
     Raises:
         CorpusError: the file is missing, truncated, or not a Penstock shard.
@@ -65,7 +55,8 @@ def open_shard(storage: Storage, name: str, options: Options) -> ArrowShard:  # 
     if isinstance(ends, np.ndarray) and ends.nbytes <= _AHEAD_BYTES and (compiled := library()) is not None:
         asked = np.array((address(ends), ends.nbytes), dtype=np.int64)
         compiled.penstock_read_ahead(address(asked), 1)
-    return ArrowShard(DocumentEnds(ends, num_tokens=num_tokens, name=blob.name), tokens)
+    found_ends = DocumentEnds(ends, num_tokens=num_tokens, name=blob.name)
+    return StoredShard(tokens, documents, found_ends.between)
 
 
 def write_shard(path: Path, tokens: Tokens, offsets: npt.NDArray[np.int64]) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from penstock.core import config
 from penstock.core.arrays import Int64
 from penstock.core.errors import CorpusError, UsageError
+from penstock.data.formats import StoredShard
 from penstock.data.formats.index import DocumentEnds
 from penstock.data.formats.index_cache import keep, kept
 from penstock.storage.base import LocalBlob, Slices, Storage, probe
@@ -45,28 +46,7 @@ class Separator:
     """The token begins a document; else it ends one."""
 
 
-class FlatShard:
-    """Tokens of one flat file, and the ends of its documents."""
-
-    def __init__(
-        self,
-        tokens: Slices,
-        ends: DocumentEnds,
-        *,
-        largest_id: int = -1,
-        recheck: Callable[[], Iterator[str]] = lambda: iter(()),
-    ) -> None:
-        self.tokens = tokens
-        self.num_tokens = len(tokens)
-        self.num_documents = len(ends)
-        self.document_ends = ends.between
-        self.largest_id = largest_id
-        """-1 where it is not known."""
-        self.recheck = recheck
-        """Yields what is wrong in the files and is not looked at when they are opened."""
-
-
-def separated_shard(storage: Storage, name: str, tokens: Slices, cut: Separator, *, how: str) -> FlatShard:
+def separated_shard(storage: Storage, name: str, tokens: Slices, cut: Separator, *, how: str) -> StoredShard:
     """Return the shard of a file whose documents are found from its tokens.
 
     Args:
@@ -80,7 +60,7 @@ def separated_shard(storage: Storage, name: str, tokens: Slices, cut: Separator,
         find=lambda: document_chunks(tokens, cut),
     )
     recheck = partial(_recheck, tokens, cut, ends.between)
-    return FlatShard(tokens, ends, largest_id=largest_id, recheck=recheck)
+    return StoredShard(tokens, len(ends), ends.between, largest_id, recheck)
 
 
 def separator(options: Mapping[str, str], *, name: str) -> Separator:

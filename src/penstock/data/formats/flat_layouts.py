@@ -25,9 +25,9 @@ import numpy as np
 
 from penstock.core.arrays import Int64, Tokens
 from penstock.core.errors import CorpusError
-from penstock.data.formats import Format, Options
+from penstock.data.formats import Format, Options, StoredShard
 from penstock.data.formats.choice import one_split
-from penstock.data.formats.flat import SEPARATORS, Chunks, FlatShard, kept_ends, separated_shard, separator
+from penstock.data.formats.flat import SEPARATORS, Chunks, kept_ends, separated_shard, separator
 from penstock.data.formats.index import DocumentEnds
 from penstock.data.formats.stored import dtype_option, little, served, whole_items
 from penstock.storage.base import Absent, Blob, Slices, Storage
@@ -119,7 +119,7 @@ class _MegatronIndex:
         )
 
 
-def _megatron(storage: Storage, name: str, options: Options) -> FlatShard:  # noqa: ARG001
+def _megatron(storage: Storage, name: str, options: Options) -> StoredShard:  # noqa: ARG001
     tokens, blob = storage.open(name), storage.open(f"{name.removesuffix('.bin')}.idx")
     dtype, sequences, marks = _megatron_header(blob)
     at = HEADER.size
@@ -139,7 +139,7 @@ def _megatron(storage: Storage, name: str, options: Options) -> FlatShard:  # no
         raise index.damaged(f"document marks that do not run from 0 to its {sequences:,} sequences")
     ids = _Head(dtype, 0, tokens.size // itemsize).tokens(tokens)
     ends = DocumentEnds(index, num_tokens=len(ids), name=index.name)
-    return FlatShard(ids, ends, recheck=index.recheck)
+    return StoredShard(ids, len(ends), ends.between, recheck=index.recheck)
 
 
 def _megatron_header(blob: Blob) -> tuple[str, int, int]:
@@ -196,7 +196,7 @@ def write_megatron(path: Path, tokens: Tokens, offsets: Int64) -> None:
 _METADATA_BYTES = 2**16
 
 
-def _datatrove(storage: Storage, name: str, options: Options) -> FlatShard:  # noqa: ARG001
+def _datatrove(storage: Storage, name: str, options: Options) -> StoredShard:  # noqa: ARG001
     blob, index = storage.open(name), storage.open(f"{name}.index")
     count = whole_items(index.size, "uint64", name=index.name)
     ends = index.array("<i8", offset=0, count=count)  # uint64 of 2**63 would be no position either
@@ -208,7 +208,7 @@ def _datatrove(storage: Storage, name: str, options: Options) -> FlatShard:  # n
             fix="One of them is truncated or belongs to another: restore them or make them again.",
         )
     tokens = blob.array(f"<u{size}", offset=0, count=num_tokens)
-    return FlatShard(tokens, DocumentEnds(ends, num_tokens=num_tokens, name=index.name))
+    return StoredShard(tokens, count, DocumentEnds(ends, num_tokens=num_tokens, name=index.name).between)
 
 
 def _datatrove_token_bytes(storage: Storage, name: str) -> int | None:
@@ -234,7 +234,7 @@ _LINE_BYTES = 2**16
 _ROWS = 2**16  # documents read at a time
 
 
-def _olmo(storage: Storage, name: str, options: Options) -> FlatShard:
+def _olmo(storage: Storage, name: str, options: Options) -> StoredShard:
     blob, metadata = storage.open(name), f"{name.removesuffix('.npy')}.csv.gz"
     head = _npy_header(blob) or _headless(blob, options, default=None)
     tokens, how = head.tokens(blob), f"{head.dtype} {head.offset}"
@@ -250,7 +250,7 @@ def _olmo(storage: Storage, name: str, options: Options) -> FlatShard:
         num_tokens=head.num_tokens,
         find=lambda: _listed_ends(listed, head.num_tokens),
     )
-    return FlatShard(tokens, ends)
+    return StoredShard(tokens, len(ends), ends.between)
 
 
 def _npy_header(blob: Blob) -> _Head | None:
@@ -338,7 +338,7 @@ _HEADER_BYTES = 256 * 4
 _MARKS = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
 
 
-def _nanogpt(storage: Storage, name: str, options: Options) -> FlatShard:
+def _nanogpt(storage: Storage, name: str, options: Options) -> StoredShard:
     blob = storage.open(name)
     cut = separator(options, name=blob.name)
     head = _nanogpt_header(blob) or _headless(blob, options, default="uint16")
@@ -389,7 +389,7 @@ def _folders_with_index(sizes: Mapping[str, int]) -> set[str]:
 
 
 def _layout(
-    open_shard: Callable[[Storage, str, Options], FlatShard],
+    open_shard: Callable[[Storage, str, Options], StoredShard],
     suffix: str,
     *beside: str,
     choose: Callable[[list[str], Mapping[str, int]], list[str]] = lambda shards, _sizes: shards,

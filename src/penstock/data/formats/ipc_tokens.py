@@ -13,18 +13,18 @@ import numpy.typing as npt
 from penstock.core.arrays import Bits, Int64
 from penstock.core.errors import CorpusError
 from penstock.core.packages import Package
-from penstock.data.formats import Options
+from penstock.data.formats import Options, StoredShard
 from penstock.data.formats.choice import column_of, integer_type, no_tokens, token_lists
 from penstock.data.formats.damaged import Malformed, reading
 from penstock.data.formats.index import DocumentEnds
 from penstock.data.formats.ipc import ColumnBuffers, buffers_of, schema_of
-from penstock.data.formats.runs import GroupedEnds, RunShard, runs_of, starts_of
+from penstock.data.formats.runs import GroupedEnds, run_shard, runs_of, starts_of
 from penstock.storage.base import Blob, Storage
 
 pa = Package("pyarrow", "Arrow and Parquet files")
 
 
-def open_lists(storage: Storage, name: str, options: Options) -> RunShard:
+def open_lists(storage: Storage, name: str, options: Options) -> StoredShard:
     """Open a file whose every row is a document: its tokens are a list.
 
     Raises:
@@ -43,10 +43,10 @@ def open_lists(storage: Storage, name: str, options: Options) -> RunShard:
     tokens = runs_of(blob, found[column], places=lists.places, starts=lists.starts)
     ends = GroupedEnds(lists.starts, lists.ends_of)
     rows = int(lists.rows.sum())
-    return RunShard(tokens, found[column], num_documents=rows, document_ends=ends.between, name=blob.name)
+    return run_shard(tokens, found[column], rows, ends.between, name=blob.name)
 
 
-def open_batches(storage: Storage, name: str, options: Options) -> RunShard:
+def open_batches(storage: Storage, name: str, options: Options) -> StoredShard:
     """Open a file whose every record batch is a document: its tokens are a column of integers.
 
     Raises:
@@ -67,7 +67,7 @@ def open_batches(storage: Storage, name: str, options: Options) -> RunShard:
     starts = starts_of(counts)
     tokens = runs_of(blob, dtype, places=places, starts=starts)
     ends = DocumentEnds(starts[1:], num_tokens=int(starts[-1]), name=blob.name)
-    return RunShard(tokens, dtype, num_documents=len(counts), document_ends=ends.between, name=blob.name)
+    return run_shard(tokens, dtype, len(counts), ends.between, name=blob.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ read as its `train` split; for another, name that split's folder.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import Any, BinaryIO
 
@@ -16,12 +17,12 @@ import numpy as np
 from penstock.core.errors import CorpusError
 from penstock.core.log import EventLog
 from penstock.core.packages import Package
-from penstock.data.formats import Format, Options
+from penstock.data.formats import Format, Options, StoredShard
 from penstock.data.formats.choice import COLUMN, by_folder, in_order, one_split
 from penstock.data.formats.index import DocumentEnds
 from penstock.data.formats.index_cache import keep, kept
-from penstock.data.formats.mds_layout import values_of
-from penstock.data.formats.runs import RunShard, runs_of, starts_of
+from penstock.data.formats.mds_layout import CODECS, values_of
+from penstock.data.formats.runs import run_shard, runs_of, starts_of
 from penstock.storage.base import Absent, Blob, LocalBlob, Storage, probe
 
 pa = Package("pyarrow", "Compressed files")
@@ -30,24 +31,13 @@ log = EventLog(__name__)
 
 _INDEX = "index.json"
 _FIRST = "shard.00000.mds"  # the name that the library gives the first
-_CODECS = {"zstd": "zstd", "gz": "gzip", "bz2": "bz2", "br": "brotli"}
 _CHUNK = 2**20
 
 _Entry = tuple[dict[str, Any], dict[str, Any]]  # Any: JSON, checked where it is used
 """Index entries of a shard file: as stored, and as decompressed."""
 
 
-class MdsShard(RunShard):
-    """A shard with what its index says of its bytes."""
-
-    check: Callable[[], Iterator[str]]
-
-    def recheck(self) -> Iterator[str]:
-        """Hold the file against the checksums of its index, and say which differ."""
-        yield from self.check()
-
-
-def open_shard(storage: Storage, name: str, options: Options) -> MdsShard:
+def open_shard(storage: Storage, name: str, options: Options) -> StoredShard:
     """Open a shard; reads its header and the sizes of its samples. A compressed one is unpacked first.
 
     Raises:
@@ -63,11 +53,8 @@ def open_shard(storage: Storage, name: str, options: Options) -> MdsShard:
     starts = starts_of(found.counts)
     tokens = runs_of(blob, found.dtype, places=found.places, starts=starts)
     ends = DocumentEnds(starts[1:], num_tokens=int(starts[-1]), name=blob.name)
-    shard = MdsShard(
-        tokens, found.dtype, num_documents=len(found.counts), document_ends=ends.between, name=blob.name
-    )
-    shard.check = partial(_faults, storage, name, unpacked)
-    return shard
+    shard = run_shard(tokens, found.dtype, len(found.counts), ends.between, name=blob.name)
+    return replace(shard, recheck=partial(_faults, storage, name, unpacked))
 
 
 def find(sizes: Mapping[str, int]) -> list[str]:
@@ -82,7 +69,7 @@ def find(sizes: Mapping[str, int]) -> list[str]:
     for name in sizes:
         stem, _, end = name.rpartition(".mds")
         plain = f"{stem}.mds"
-        if stem and (not end or (end[1:] in (*_CODECS, "snappy") and plain not in sizes)):
+        if stem and (not end or (end[1:] in (*CODECS, "snappy") and plain not in sizes)):
             found.append(name)
     held = {above for name in found for above in indices(name)}
     bare = [name for name in sizes if name.rpartition("/")[2] == _INDEX and name not in held]
@@ -161,9 +148,9 @@ def _entries(text: bytes) -> dict[str, _Entry]:
 
 def _unpacked(storage: Storage, name: str, blob: Blob, codec: str) -> Blob:
     """Return a compressed shard as an unpacked file: the one that was kept, or a new one."""
-    if codec not in _CODECS:
+    if codec not in CODECS:
         raise CorpusError(
-            f"{blob.name} is compressed as {codec}, which is not read", fix=f"Known: {', '.join(_CODECS)}."
+            f"{blob.name} is compressed as {codec}, which is not read", fix=f"Known: {', '.join(CODECS)}."
         )
     told, raw = _entry(storage, name)
     size = _raw_bytes(raw, blob.name)
@@ -198,7 +185,7 @@ def _unpack(blob: Blob, codec: str, size: int, out: BinaryIO) -> None:
     try:
         with (
             pa.OSFile(str(blob.path())) as source,
-            pa.CompressedInputStream(source, _CODECS[codec]) as unpacked,
+            pa.CompressedInputStream(source, CODECS[codec]) as unpacked,
         ):
             while piece := unpacked.read(min(_CHUNK, size - done + 1)):
                 done += len(piece)

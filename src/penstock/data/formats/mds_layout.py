@@ -19,7 +19,11 @@ import numpy as np
 from penstock.core.arrays import Bytes, Int64
 from penstock.core.errors import CorpusError
 from penstock.data.formats.choice import column_of
+from penstock.data.formats.damaged import Malformed
 from penstock.data.formats.stored import INTEGERS, dtype_option
+
+CODECS = {"zstd": "zstd", "gz": "gzip", "bz2": "bz2", "br": "brotli"}
+"""Last suffix of a compressed shard -> name of the codec in Arrow."""
 
 _TYPES = {
     8: "uint8",
@@ -43,10 +47,6 @@ class Values:
     """First byte of the values."""
     counts: Int64
     """Number of values."""
-
-
-class Damaged(ValueError):
-    """The shard is not what it should be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def values_of(data: Bytes, options: Mapping[str, str], *, name: str) -> Values:
         index = _column(columns, options, name)
         places, sizes = extents(data, columns, bounds, index)
         return _array(data, columns.encodings[index], places, sizes, options, name=name)
-    except Damaged as error:
+    except Malformed as error:
         raise CorpusError(
             f"{name} is no sound MDS shard: {error}", fix="It is truncated or altered: restore it."
         ) from None
@@ -85,17 +85,17 @@ def header(data: Bytes) -> tuple[Columns, Int64]:
     """Return the columns, and [samples + 1] where samples begin and the last one ends.
 
     Raises:
-        Damaged: it is no shard, or a part of one.
+        Malformed: it is no shard, or a part of one.
     """
     if len(data) < 8:
-        raise Damaged(f"it has {len(data)} bytes")
+        raise Malformed(f"it has {len(data)} bytes")
     count = int(data[:4].view("<u4")[0])
     table = 4 + 4 * (count + 1)
     if table > len(data):
-        raise Damaged(f"it is cut off: the table of its {count:,} samples does not fit")
+        raise Malformed(f"it is cut off: the table of its {count:,} samples does not fit")
     bounds = data[4:table].view("<u4").astype(np.int64)
     if bounds[0] < table or (np.diff(bounds) < 0).any() or bounds[-1] != len(data):
-        raise Damaged("its samples do not lie end to end up to the end of the file")
+        raise Malformed("its samples do not lie end to end up to the end of the file")
     return _columns(data[table : bounds[0]].tobytes()), bounds
 
 
@@ -105,12 +105,12 @@ def _columns(text: bytes) -> Columns:
         names, encodings = tuple(config["column_names"]), tuple(config["column_encodings"])
         sizes = tuple(size or 0 for size in config["column_sizes"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise Damaged("its header is no description of columns") from None
+        raise Malformed("its header is no description of columns") from None
     texts = all(isinstance(text, str) for text in (*names, *encodings))
     if not texts or not all(type(size) is int and 0 <= size < 2**32 for size in sizes):
-        raise Damaged("its header is no description of columns")
+        raise Malformed("its header is no description of columns")
     if not len(names) == len(encodings) == len(sizes) or len(set(names)) < len(names):
-        raise Damaged("its header is no description of columns")
+        raise Malformed("its header is no description of columns")
     return Columns(names, encodings, sizes)
 
 
@@ -152,12 +152,12 @@ def extents(data: Bytes, columns: Columns, bounds: Int64, index: int) -> tuple[I
     """Return where a column's value lies in each sample, and its bytes.
 
     Raises:
-        Damaged: the columns do not fill a sample.
+        Malformed: the columns do not fill a sample.
     """
     heads = 4 * columns.sizes.count(0)
     begins = bounds[:-1]
     if (np.diff(bounds) < heads).any():
-        raise Damaged("a sample is too short for its columns")
+        raise Malformed("a sample is too short for its columns")
     at, head = begins + heads, begins.copy()
     place, size = at, at
     for number, fixed in enumerate(columns.sizes):
@@ -167,7 +167,7 @@ def extents(data: Bytes, columns: Columns, bounds: Int64, index: int) -> tuple[I
             place, size = at, bytes_here
         at = at + bytes_here
     if (at != bounds[1:]).any():
-        raise Damaged(f"the columns of sample {int((at != bounds[1:]).argmax()):,} do not fill it")
+        raise Malformed(f"the columns of sample {int((at != bounds[1:]).argmax()):,} do not fill it")
     return place, size
 
 
@@ -194,20 +194,20 @@ def _named_type(data: Bytes, places: Int64, sizes: Int64) -> tuple[str, Int64, I
     _check_room(sizes, 1)
     codes = np.unique(_numbers(data, places, "<u1")).tolist()
     if len(codes) > 1 or (codes and codes[0] not in _TYPES):
-        raise Damaged(f"its arrays are not all of one integer type (types {codes[:8]})")
+        raise Malformed(f"its arrays are not all of one integer type (types {codes[:8]})")
     return _TYPES[codes[0]] if codes else "uint32", places + 1, sizes - 1
 
 
 def _whole(dtype: str, places: Int64, sizes: Int64) -> Values:
     counts, rest = np.divmod(sizes, np.dtype(dtype).itemsize)
     if rest.any():
-        raise Damaged(f"sample {int((rest > 0).argmax()):,} has no whole number of {dtype} tokens")
+        raise Malformed(f"sample {int((rest > 0).argmax()):,} has no whole number of {dtype} tokens")
     return Values(dtype, places, counts)
 
 
 def _check_room(sizes: Int64, needed: Int64 | int) -> None:
     if (sizes < needed).any():
-        raise Damaged(f"the array of sample {int((sizes < needed).argmax()):,} is cut off")
+        raise Malformed(f"the array of sample {int((sizes < needed).argmax()):,} is cut off")
 
 
 def _numbers(data: Bytes, at: Int64, dtype: str) -> Int64:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from penstock.core.packages import Package
-from penstock.data.formats import Format, Options
+from penstock.data.formats import Format, Options, StoredShard
 from penstock.data.formats.choice import (
     COLUMN,
     absent_numbers,
@@ -24,8 +24,8 @@ from penstock.data.formats.choice import (
 )
 from penstock.data.formats.damaged import Malformed, reading
 from penstock.data.formats.parquet_footer import group_counts
-from penstock.data.formats.parquet_groups import Column, GroupedTokens, Groups
-from penstock.data.formats.runs import GroupedEnds, starts_of
+from penstock.data.formats.parquet_groups import Column, Groups, served_type
+from penstock.data.formats.runs import GroupedEnds, TokenRuns, starts_of
 from penstock.storage.base import Storage, probe
 
 pa = Package("pyarrow", "Arrow and Parquet files")
@@ -34,17 +34,7 @@ pq = Package("pyarrow.parquet", "Arrow and Parquet files")
 _SPLIT = re.compile(r"(?:.*/)?([\w.-]+?)-\d+-of-\d+[^/]*\.parquet")
 
 
-class ParquetShard:
-    """One file, decoded row group by row group."""
-
-    def __init__(self, groups: Groups) -> None:
-        self.num_tokens = int(groups.starts[-1])
-        self.num_documents = int(groups.rows.sum())
-        self.tokens = GroupedTokens(groups)
-        self.document_ends = GroupedEnds(groups.starts, groups.ends_of).between
-
-
-def open_shard(storage: Storage, name: str, options: Options) -> ParquetShard:
+def open_shard(storage: Storage, name: str, options: Options) -> StoredShard:
     """Open a file; reads its footer, and the whole column where that does not count its nulls.
 
     Raises:
@@ -69,7 +59,12 @@ def open_shard(storage: Storage, name: str, options: Options) -> ParquetShard:
     column = Column(blob.name, path, metadata, chosen, found[chosen], counts)
     rows = np.array([group.rows for group in counts], np.int64)
     tokens = np.array([_num_tokens(column, number) for number in range(len(counts))], np.int64)
-    return ParquetShard(Groups(column, (probe(storage, name), chosen), rows, starts_of(tokens)))
+    groups = Groups(column, (probe(storage, name), chosen), rows, starts_of(tokens))
+    return StoredShard(
+        TokenRuns(groups.starts, served_type(column.dtype), groups.tokens),
+        int(rows.sum()),
+        GroupedEnds(groups.starts, groups.ends_of).between,
+    )
 
 
 def find(sizes: Mapping[str, int]) -> list[str]:

@@ -1,6 +1,5 @@
 """Row groups of a Parquet file with a column of token lists, each decoded when it is needed, and kept."""
 
-from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -86,9 +85,9 @@ class Groups:
     starts: Int64
     """[groups + 1] first token of each group, then the number of tokens."""
 
-    def tokens(self, group: int) -> Tokens:
-        """Return the tokens of a group as they are served."""
-        return self._decoded(group)[0]
+    def tokens(self, group: int, start: int, stop: int) -> Tokens:
+        """Return tokens [start, stop) of a group as they are served."""
+        return self._decoded(group)[0][start:stop]
 
     def ends_of(self, group: int) -> DocumentEnds:
         """Return the ends of a group's documents, counted from its first token."""
@@ -130,29 +129,6 @@ class Groups:
             )
         file.write(bytes(-file.tell() % 8))
         file.write(ends.tobytes())
-
-
-class GroupedTokens:
-    """Tokens of all row groups, as one run; a slice inside one group is a view of it."""
-
-    def __init__(self, groups: Groups) -> None:
-        self._groups = groups
-        self._starts = groups.starts.data
-        self._none = np.zeros(0, served_type(groups.column.dtype))
-
-    def __len__(self) -> int:
-        return self._starts[-1]
-
-    def __getitem__(self, part: slice, /) -> Array:
-        starts = self._starts
-        start, stop, _ = part.indices(starts[-1])
-        parts = []
-        group = bisect_right(starts, start) - 1
-        while start < stop:
-            base, end = starts[group], min(stop, starts[group + 1])
-            parts.append(self._groups.tokens(group)[start - base : end - base])
-            start, group = end, group + 1
-        return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else self._none
 
 
 def _row_of(ends: Int64, first: int, position: int) -> str:

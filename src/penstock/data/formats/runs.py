@@ -8,55 +8,43 @@ from bisect import bisect_right
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.core.arrays import Array, Int64
 from penstock.core.errors import CorpusError
+from penstock.data.formats import EndsBetween, StoredShard
 from penstock.data.formats.index import DocumentEnds
 from penstock.data.formats.stored import little, served
 from penstock.storage.base import Blob, Slices
 
-EndsBetween = Callable[[int, int], Int64]
-"""(start, stop) -> the ends e of documents with start < e <= stop."""
-
 
 class TokenRuns:
-    """Items of one type in runs of a file, as one run.
+    """Items in runs, as one run.
 
     Args:
-        data: the file, as bytes.
-        dtype: type of an item, as it lies in the file.
-        places: [runs] first byte of each run.
         starts: [runs + 1] first item of each run, then the number of items.
+        dtype: type of an item.
+        view: (run, start, stop) -> items [start, stop) of a run, counted from its first.
     """
 
-    def __init__(self, data: Slices, dtype: str, *, places: Int64, starts: Int64) -> None:
-        self._data = data
-        self._dtype = np.dtype(dtype)
-        # memoryviews, which bisect reads faster than arrays and which are smaller than lists
-        self._places, self._starts = places.data, starts.data
+    def __init__(self, starts: Int64, dtype: npt.DTypeLike, view: Callable[[int, int, int], Array]) -> None:
+        # a memoryview, which bisect reads faster than an array and which is smaller than a list
+        self._starts = starts.data
         self._count = int(starts[-1])
+        self._none, self._view = np.zeros(0, dtype), view
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, part: slice, /) -> Array:
         start, stop, _ = part.indices(self._count)
-        if start >= stop:
-            return np.zeros(0, self._dtype)
-        run = bisect_right(self._starts, start) - 1
-        if stop <= self._starts[run + 1]:
-            return self._view(run, start, stop)
         views = []
+        run = bisect_right(self._starts, start) - 1
         while start < stop:
-            end = min(stop, self._starts[run + 1])
-            views.append(self._view(run, start, end))
+            base, end = self._starts[run], min(stop, self._starts[run + 1])
+            views.append(self._view(run, start - base, end - base))
             start, run = end, run + 1
-        return np.concatenate(views)
-
-    def _view(self, run: int, start: int, stop: int) -> Array:
-        size = self._dtype.itemsize
-        place = self._places[run] + (start - self._starts[run]) * size
-        return self._data[place : place + (stop - start) * size].view(self._dtype)
+        return views[0] if len(views) == 1 else np.concatenate(views) if views else self._none
 
 
 def starts_of(counts: Int64) -> Int64:
@@ -79,17 +67,22 @@ def runs_of(blob: Blob, dtype: str, *, places: Int64, starts: Int64) -> Slices:
     Raises:
         CorpusError: the file ends before a run does.
     """
-    kind, counts = little(dtype), np.diff(starts)
+    kind, counts = np.dtype(little(dtype)), np.diff(starts)
     held = counts > 0
     if held.sum() == 1:
         return blob.array(kind, offset=int(places[held][0]), count=int(starts[-1]))
-    ends = places + counts * np.dtype(kind).itemsize
+    size = kind.itemsize
+    ends = places + counts * size
     if (places < 0).any() or (ends > blob.size).any():
         raise CorpusError(
             f"{blob.name} ends before its tokens do", fix="It is truncated or altered: restore it."
         )
-    data = blob.array(np.uint8, offset=0, count=blob.size)
-    return TokenRuns(data, kind, places=places, starts=starts)
+    data, firsts = blob.array(np.uint8, offset=0, count=blob.size), places.data
+
+    def view(run: int, start: int, stop: int) -> Array:
+        return data[firsts[run] + start * size : firsts[run] + stop * size].view(kind)
+
+    return TokenRuns(starts, kind, view)
 
 
 class GroupedEnds:
@@ -122,24 +115,17 @@ class GroupedEnds:
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
-class RunShard:
-    """A shard of a file whose tokens lie in runs.
+def run_shard(stored: Slices, dtype: str, num_documents: int, ends: EndsBetween, *, name: str) -> StoredShard:
+    """Return the shard of a file whose tokens lie in runs.
 
     Args:
         stored: the tokens as one of the integer types.
         dtype: that type.
-        num_documents: documents in the shard.
-        document_ends: where they end.
+        ends: where the documents end.
         name: the file, for messages.
     """
 
-    def __init__(
-        self, stored: Slices, dtype: str, *, num_documents: int, document_ends: EndsBetween, name: str
-    ) -> None:
-        self.num_tokens = len(stored)
-        self.num_documents = num_documents
-        self.document_ends = document_ends
-        self.tokens = served(stored, dtype, name=name, where=self._document_of)
+    def where(position: int) -> str:
+        return f"in document {len(ends(-1, position)):,}"
 
-    def _document_of(self, position: int) -> str:
-        return f"in document {len(self.document_ends(-1, position)):,}"
+    return StoredShard(served(stored, dtype, name=name, where=where), num_documents, ends)

@@ -17,7 +17,8 @@ import numpy as np
 from penstock.core.arrays import Bytes
 from penstock.core.packages import Package
 from penstock.data.formats.choice import text_columns
-from penstock.data.formats.mds_layout import Damaged, extents, header, text_columns_of
+from penstock.data.formats.damaged import Malformed
+from penstock.data.formats.mds_layout import CODECS, extents, header, text_columns_of
 from penstock.data.prepare.byte_streams import BROKEN_STREAM, MAX_ZSTD_LONG, as_utf8, chunks, open_stream
 from penstock.data.prepare.csv_rows import BrokenCsv, csv_rows
 from penstock.data.prepare.plan import Kind
@@ -28,16 +29,9 @@ pq = Package("pyarrow.parquet", "Parquet files")
 TABULAR: dict[Kind, str] = {"csv": "CSV", "parquet": "Parquet", "arrow": "Arrow", "mds": "MDS"}
 """Kinds of inputs with columns, and their names in messages."""
 
-MDS_CODECS = {"zstd": "zstd", "gz": "gzip", "bz2": "bz2", "br": "brotli"}
-"""Last suffix of a compressed MDS shard -> name of the codec in Arrow."""
-
 _LARGEST_SHARD = 2**32
 _PIECE = 2**20
 _ARROW_FILE = b"ARROW1"
-
-
-class BrokenTable(ValueError):
-    """A file that is not what its name says, or is damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +52,11 @@ def columns_of(path: str, kind: Kind) -> TableColumns:
     """Return the columns of a file from its header.
 
     Raises:
-        BrokenTable: it is damaged, or of another format.
+        Malformed: it is damaged, or of another format.
     """
     if kind == "mds":
         with open(path, "rb") as file, _mds_bytes(path, file) as data:  # noqa: PTH123  as for Arrow
-            columns, _ = _parsed(data)
+            columns, _ = header(data)
         kinds = dict(zip(columns.names, columns.encodings, strict=True))
         return TableColumns(kinds=kinds, texts=text_columns_of(columns))
     try:
@@ -73,7 +67,7 @@ def columns_of(path: str, kind: Kind) -> TableColumns:
         with open(path, "rb") as file, _mapped(file) as source:  # noqa: PTH123
             return columns_in(_arrow_reader(source).schema)
     except (pa.ArrowException, OSError, UnicodeDecodeError, BrokenCsv, *BROKEN_STREAM) as error:
-        raise BrokenTable(str(error).partition("\n")[0]) from None
+        raise Malformed(str(error).partition("\n")[0]) from None
 
 
 def _columns_of_csv(path: str) -> TableColumns:
@@ -98,7 +92,7 @@ def arrow_batches(handle: BinaryIO, columns: Sequence[str]) -> Iterator[Any]:  #
     """Yield the batches of an Arrow stream or file, of these columns alone.
 
     Raises:
-        BrokenTable: the file is damaged from here on.
+        Malformed: the file is damaged from here on.
     """
     try:
         with _mapped(handle) as source:
@@ -109,7 +103,7 @@ def arrow_batches(handle: BinaryIO, columns: Sequence[str]) -> Iterator[Any]:  #
                 batch.validate(full=True)
                 yield batch
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise BrokenTable(str(error).partition("\n")[0]) from None
+        raise Malformed(str(error).partition("\n")[0]) from None
 
 
 def mds_rows(
@@ -118,14 +112,11 @@ def mds_rows(
     """Yield the bytes of some columns of each sample of an MDS shard; of a value above `limit`, its size.
 
     Raises:
-        BrokenTable: the shard is damaged.
+        Malformed: the shard is damaged.
     """
     with _mds_bytes(path, handle) as data:
-        stored, bounds = _parsed(data)
-        try:
-            found = [extents(data, stored, bounds, stored.names.index(column)) for column in columns]
-        except Damaged as error:
-            raise BrokenTable(str(error)) from None
+        stored, bounds = header(data)
+        found = [extents(data, stored, bounds, stored.names.index(column)) for column in columns]
         of_column = [zip(places.tolist(), sizes.tolist(), strict=True) for places, sizes in found]
         for row in zip(*of_column, strict=True):
             yield tuple(size if size > limit else data[place : place + size].tobytes() for place, size in row)
@@ -154,16 +145,9 @@ def _batches(source: Any, options: Any) -> Iterator[Any]:
         yield from reader
 
 
-def _parsed(data: Bytes) -> Any:
-    try:
-        return header(data)
-    except Damaged as error:
-        raise BrokenTable(str(error)) from None
-
-
 @contextmanager
 def _mds_bytes(path: str, handle: BinaryIO) -> Iterator[Bytes]:
-    codec = MDS_CODECS.get(path.lower().rpartition(".")[2])
+    codec = CODECS.get(path.lower().rpartition(".")[2])
     if codec is None:
         yield _as_array(handle)
         return
@@ -173,10 +157,10 @@ def _mds_bytes(path: str, handle: BinaryIO) -> Iterator[Bytes]:
             while piece := stream.read(_PIECE):
                 size += len(piece)
                 if size > _LARGEST_SHARD:
-                    raise BrokenTable("it unpacks to more than 4 GiB")
+                    raise Malformed("it unpacks to more than 4 GiB")
                 unpacked.write(piece)
         except (pa.ArrowException, OSError) as error:
-            raise BrokenTable(f"it cannot be unpacked: {error}") from None
+            raise Malformed(f"it cannot be unpacked: {error}") from None
         unpacked.flush()
         yield _as_array(unpacked)
 

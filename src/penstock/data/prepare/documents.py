@@ -20,6 +20,7 @@ import pyarrow as pa
 from penstock.core.errors import InputError, UsageError
 from penstock.core.packages import Package
 from penstock.core.units import mib, plural
+from penstock.data.formats.damaged import Malformed
 from penstock.data.prepare.byte_streams import (
     BROKEN_STREAM,
     NO_CHARACTER,
@@ -34,7 +35,6 @@ from penstock.data.prepare.chat_records import FIELDS as CHAT_FIELDS
 from penstock.data.prepare.chat_records import without_nulls
 from penstock.data.prepare.columnar import (
     TABULAR,
-    BrokenTable,
     TableColumns,
     arrow_batches,
     columns_in,
@@ -510,7 +510,7 @@ def check_text_column(files: Sequence[InputFile], column: str) -> None:
             continue
         try:
             columns = columns_of(file.path, file.kind)
-        except (BrokenTable, OSError):  # it is listed as unreadable when it is read
+        except (Malformed, OSError):  # it is listed as unreadable when it is read
             return
         if column in columns.texts:
             return
@@ -609,7 +609,7 @@ def _read_table(file: InputFile, handle: BinaryIO, options: ReadOptions, start: 
         for record in (_read_arrow if file.kind == "arrow" else _read_mds)(file, handle, options, start):
             index = record.index
             yield record
-    except BrokenTable as error:
+    except Malformed as error:
         reason = f"nothing can be read after row {index + 1}: {error}"
         yield Record(index + 1, Rejection("unreadable", reason, whole_file=True), file.bytes)
 

@@ -17,9 +17,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from penstock.core.errors import InputError, PenstockError, UsageError
+from penstock.data.formats.damaged import Malformed
 from penstock.data.formats.dataset_state import INDICES, STATE, data_files, selection_error
+from penstock.data.formats.mds_layout import CODECS
 from penstock.data.prepare.chat_records import FORMS
-from penstock.data.prepare.columnar import MDS_CODECS, BrokenTable, columns_of
+from penstock.data.prepare.columnar import columns_of
 from penstock.data.prepare.plan import InputFile, Kind
 
 _PLAIN = ".txt .text .md .markdown .rst .adoc .org .tex .html .htm .xml"
@@ -38,7 +40,7 @@ _KINDS: dict[str, Kind] = {
 }
 _KINDS |= {f"{suffix}{packed}": "csv" for suffix in (".csv", ".tsv") for packed in ("", *_READ_PACKED)}
 _KINDS[_PARQUET] = "parquet"
-_ARROW, _MDS = ".arrow", (".mds", *(f".mds.{codec}" for codec in MDS_CODECS))
+_ARROW, _MDS = ".arrow", (".mds", *(f".mds.{codec}" for codec in CODECS))
 _KINDS |= {_ARROW: "arrow", **dict.fromkeys(_MDS, "mds")}
 
 _TEXT = (*f"{_PLAIN} {_CODE}".split(), *_LINES)
@@ -165,7 +167,7 @@ def _is_usable(path: str, *, chat: Collection[str], broken: bool = True) -> bool
     """
     try:
         columns = columns_of(path, kind_of(path))
-    except (BrokenTable, OSError):
+    except (Malformed, OSError):
         return broken
     return bool(columns.kinds.keys() & set(chat)) if chat else bool(columns.texts)
 
@@ -174,7 +176,7 @@ def _unusable(path: str, *, chat: Collection[str]) -> PenstockError:
     """Return the error for a table without text, which may hold token ids, or without conversations."""
     try:
         columns = str(columns_of(path, kind_of(path)))
-    except (BrokenTable, OSError):  # Penstock's own shards are Arrow of another kind
+    except (Malformed, OSError):  # Penstock's own shards are Arrow of another kind
         columns = "no columns"
     if chat:
         return UsageError(

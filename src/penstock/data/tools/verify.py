@@ -7,7 +7,6 @@ ids are checked.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -18,19 +17,11 @@ from penstock.data.corpus.columns import column_faults
 from penstock.data.corpus.manifest import Manifest, ShardEntry
 from penstock.data.corpus.open import described
 from penstock.data.corpus.spec import parse_spec
-from penstock.data.formats import FORMATS, TokenShard, probe_of
+from penstock.data.formats import FORMATS, StoredShard, TokenShard, probe_of
 from penstock.storage.base import LocalStorage, Storage
 from penstock.text.tokenizer import Tokenizer
 
 _CHUNK = 2**22  # tokens checked at a time
-
-
-@runtime_checkable
-class Recheckable(Protocol):
-    """Shard that can rebuild its index from the data and compare."""
-
-    def recheck(self) -> Iterator[str]:
-        """Yield the differences between the data and the index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +122,7 @@ def _shard_faults(
         yield f"cannot be opened: {error}"
         return
     yield from _count_faults(shard, entry, manifest)
-    if isinstance(shard, Recheckable):
+    if isinstance(shard, StoredShard):
         yield from shard.recheck()
     try:
         yield from _offset_faults(shard, manifest.eos_id if entry.checksum else None)
