@@ -11,10 +11,9 @@ import resource
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import Protocol, cast
-
-import torch
+from typing import Any
 
 from penstock.core import clock
 from penstock.devices import accelerator
@@ -34,19 +33,15 @@ class Rates:
     """Phase -> its share of the step's wall time."""
 
 
-class Stamps(Protocol):
+@dataclass(frozen=True, slots=True)
+class Stamps:
     """Source of timestamps on the host or on a device."""
 
-    is_late: bool
+    now: Callable[[], Any]  # Any: the source's own
+    seconds: Callable[[Any, Any], float]
+    """(first, then) -> the seconds between two timestamps."""
+    is_late: bool = False
     """True if timestamps can be compared only after the device has passed them."""
-
-    def now(self) -> object:
-        """Return a timestamp."""
-        ...
-
-    def seconds(self, first: object, then: object) -> float:
-        """Return the seconds between two timestamps."""
-        ...
 
 
 class Phases:
@@ -58,7 +53,7 @@ class Phases:
     """
 
     def __init__(self, stamps: Stamps | None = None, blocked_s: Callable[[], float] = lambda: 0.0) -> None:
-        self._stamps: Stamps = stamps or HostStamps()
+        self._stamps = stamps or stamps_for("cpu")
         self._blocked_s = blocked_s
         self._marks: list[Mark] = []
         self._before: list[Mark] = []
@@ -144,46 +139,12 @@ PHASES = ("data_wait", "forward", "backward", "communication", "optimizer")
 """Phases in the order of a step; time in none of them is the remainder."""
 
 
-class HostStamps:
-    """Timestamps of the host's clock."""
-
-    is_late = False
-
-    def now(self) -> float:
-        """Return a timestamp."""
-        return clock.monotonic()
-
-    def seconds(self, first: object, then: object) -> float:
-        """Return the seconds between two timestamps."""
-        assert isinstance(first, float), first
-        assert isinstance(then, float), then
-        return then - first
-
-
-class DeviceStamps:
-    """Timestamps on the current stream of an accelerator.
-
-    Args:
-        device_type: torch's name of the device type.
-    """
-
-    is_late = True
-
-    def __init__(self, device_type: str) -> None:
-        self._type = device_type
-
-    def now(self) -> torch.Event:
-        """Return a timestamp."""
-        return accelerator.timed_event(self._type)
-
-    def seconds(self, first: object, then: object) -> float:
-        """Return the seconds between two timestamps that have passed."""
-        return float(cast("torch.Event", first).elapsed_time(cast("torch.Event", then))) / 1000
-
-
 def stamps_for(device_type: str) -> Stamps:
-    """Return the timestamp source of a device type."""
-    return DeviceStamps(device_type) if accelerator.is_accelerator(device_type) else HostStamps()
+    """Return the timestamps of the host's clock, or on the current stream of an accelerator."""
+    if not accelerator.is_accelerator(device_type):
+        return Stamps(clock.monotonic, lambda first, then: then - first)
+    event = partial(accelerator.timed_event, device_type)
+    return Stamps(event, lambda first, then: float(first.elapsed_time(then)) / 1000, is_late=True)
 
 
 Mark = tuple[str, object, float]  # phase that ended, when, seconds blocked on communication until then
