@@ -57,13 +57,11 @@ class RemotePlace:
 
     def write(self, name: str, file: str, parts: Sequence[memoryview]) -> None:
         """Upload one file, in parallel parts."""
-        import obstore
-
         if name in self.names():  # otherwise the old index would vouch for new files
             self._asked(lambda store: store.delete(f"{name}/{INDEX_FILE}"), name)
         self._asked(
-            lambda store: obstore.put(
-                store, f"{name}/{file}", _chunks(parts), use_multipart=True, chunk_size=_PART_BYTES
+            lambda store: store.put(
+                f"{name}/{file}", _chunks(parts), use_multipart=True, chunk_size=_PART_BYTES
             ),
             f"{name}/{file}",
         )

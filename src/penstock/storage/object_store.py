@@ -10,7 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import thread
 from dataclasses import dataclass
 from datetime import timedelta
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.core import clock, env
@@ -82,8 +81,7 @@ class Store:
         Raises:
             CorpusError: as for `head`.
         """
-        library = _library(self.address)
-        return self._repeat(name, lambda: _stored(library.head(self._client(), check_name(name))))
+        return self._repeat(name, lambda: _stored(self._client().head(check_name(name))))
 
     def folder(self, name: str = "") -> tuple[list[str], dict[str, StoredObject]]:
         """Return the folders and the objects directly in a folder, by name; both empty if there is none.
@@ -94,12 +92,11 @@ class Store:
         Raises:
             CorpusError: as for `head`.
         """
-        library = _library(self.address)
         if name:
             check_name(name)
 
         def attempt() -> tuple[list[str], dict[str, StoredObject]]:
-            found = library.list_with_delimiter(self._client(), name or None)
+            found = self._client().list_with_delimiter(name or None)
             folders = [path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]]
             return folders, {meta["path"].rpartition("/")[2]: _stored(meta) for meta in found["objects"]}
 
@@ -132,14 +129,13 @@ class Store:
             CorpusChanged: the object was replaced.
             CorpusError: as for `head`.
         """
-        library = _library(self.address)
         strong = identity.tag.startswith('"')  # a weak ETag matches nothing in a condition
 
         def attempt() -> memoryview:
             options: dict[str, Any] = {"range": (start, stop)}  # Any: obstore's typed dict is import-only
             if strong:
                 options["if_match"] = identity.tag
-            answer = library.get(self._client(), check_name(name), options=options)
+            answer = self._client().get(check_name(name), options=options)
             if (now := _identity(answer.meta)) != identity:
                 raise _changed(self.address, name, f"{identity} became {now}")
             content = memoryview(answer.bytes())
@@ -158,11 +154,10 @@ class Store:
         Raises:
             CorpusError: as for `head`, or there are too many.
         """
-        library = _library(self.address)
 
         def attempt() -> dict[str, int]:
             found: dict[str, int] = {}
-            for batch in library.list(self._client()):
+            for batch in self._client().list():
                 found |= {meta["path"]: meta["size"] for meta in batch}
                 if len(found) > _MAX_OBJECTS:
                     raise CorpusError(
@@ -173,7 +168,7 @@ class Store:
 
         return self._repeat("", attempt)
 
-    def _client(self) -> "ObjectStore":
+    def _client(self) -> Any:  # Any: ObjectStore has no methods for mypy
         global _client_pid
         if _client_pid not in (None, os.getpid()):
             raise CorpusError(
@@ -243,19 +238,13 @@ def _waited(seconds: float) -> bool:
     return not thread._shutdown
 
 
-def _library(address: Address) -> ModuleType:
+def _connect(address: Address, options: RemoteOptions) -> "ObjectStore":
     try:
-        import obstore
+        from obstore.store import HTTPStore, from_url
     except ImportError:
         raise CorpusError(
             f"Reading {address.url} needs the package obstore", fix="pip install 'penstock[remote]'."
         ) from None
-    return obstore
-
-
-def _connect(address: Address, options: RemoteOptions) -> "ObjectStore":
-    from obstore.store import HTTPStore, from_url
-
     client: ClientConfig = {
         "connect_timeout": timedelta(seconds=options.connect_timeout_s),
         "read_timeout": timedelta(seconds=options.stall_timeout_s),

@@ -225,7 +225,7 @@ def test_a_forked_process_is_told_to_be_started_otherwise(web: FaultyServer, opt
 def test_a_missing_package_is_an_error_with_the_command(
     web: FaultyServer, options: RemoteOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "obstore", None)
+    monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
     with pytest.raises(CorpusError, match=r"needs the package obstore. pip install 'penstock\[remote\]'"):
         storage_of(web.url, options).open("object")
 
