@@ -38,9 +38,9 @@ def skipped(folder, *, at):
 
 def test_a_rewind_leaves_out_from_the_checkpoint_on_and_again_at_every_start_before_its_end(tmp_path):
     note_rewind(tmp_path, to=7)
-    assert read_left_out(tmp_path) == [SkippedRange(7, None)]
+    assert read_left_out(tmp_path) == (SkippedRange(7, None),)
     assert skipped(tmp_path, at=4) == [range(40, 70)]
-    assert read_left_out(tmp_path) == [SkippedRange(7, range(40, 70))]
+    assert read_left_out(tmp_path) == (SkippedRange(7, (40, 70)),)
     assert skipped(tmp_path, at=2) == [range(40, 70)], "an older checkpoint, because that one was damaged"
     assert skipped(tmp_path, at=7) == [], "its checkpoint knows"
     note_rewind(tmp_path, to=9)

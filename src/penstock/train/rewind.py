@@ -8,15 +8,16 @@ loader is at the older checkpoint, the sample ids. A start reads the file and le
 doing so twice changes nothing.
 """
 
-import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch.distributed as dist
 
 from penstock.checkpoint.find import SavedCheckpoint
 from penstock.checkpoint.layout import step_of
-from penstock.core.errors import PenstockError
+from penstock.core import config as configs
+from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.files import write_json
 from penstock.core.log import EventLog
 from penstock.data import Loader
@@ -91,13 +92,21 @@ def _set_aside(saved: SavedCheckpoint) -> None:
         ) from None
 
 
-class SkippedRange(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SkippedRange:
     """Samples that one rewind leaves out."""
 
-    to: int
+    to_step: int
     """Last step, counted from 1, whose samples are left out; a loader past it has them in its state."""
-    samples: range | None
-    """Sample ids; None: from the checkpoint's step on, not resolved yet."""
+    samples: tuple[int, int] | None
+    """Sample ids [first, past); None: from the checkpoint's step on, not resolved yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewinds:
+    """The file of a run's rewinds, in order."""
+
+    rewinds: tuple[SkippedRange, ...] = ()
 
 
 def note_rewind(folder: Path, *, to: int) -> None:
@@ -113,25 +122,25 @@ def leave_out(folder: Path, loader: Loader, world: World) -> None:
     """
     if world.is_first and loader.step == 0:
         (folder / LEFT_OUT_FILE).unlink(missing_ok=True)  # the run was started over
-    told = broadcast(world, [_to_json(one) for one in read_left_out(folder)] if world.is_first else None)
-    known = [_from_json(one) for one in told]
-    kept = [_left_out(one, loader) for one in known]
+    told = broadcast(world, configs.dump(Rewinds(read_left_out(folder))) if world.is_first else None)
+    known = configs.build(Rewinds, told).rewinds
+    kept = tuple(_left_out(one, loader) for one in known)
     if world.is_first and kept != known:
         _write(folder, [one for one in kept if one.samples is not None])
 
 
-def read_left_out(folder: Path) -> list[SkippedRange]:
+def read_left_out(folder: Path) -> tuple[SkippedRange, ...]:
     """Return the samples left out by the rewinds of a run, in order.
 
     Raises:
         PenstockError: the file is damaged.
     """
     path = folder / LEFT_OUT_FILE
+    if not path.is_file():
+        return ()
     try:
-        return [_from_json(one) for one in json.loads(path.read_text())["rewinds"]]
-    except FileNotFoundError:
-        return []
-    except (ValueError, TypeError, KeyError):
+        return configs.build(Rewinds, configs.load_json(path)).rewinds
+    except ConfigError:
         raise PenstockError(
             f"{path}, the record of rewinds, is damaged",
             fix="Restore it, or remove it if a checkpoint was saved since the last rewind.",
@@ -140,33 +149,14 @@ def read_left_out(folder: Path) -> list[SkippedRange]:
 
 def _left_out(one: SkippedRange, loader: Loader) -> SkippedRange:
     """Apply one rewind if its end is ahead of the loader; return it with its sample ids."""
-    if loader.step >= one.to:
+    if loader.step >= one.to_step:
         return one
     samples = one.samples
     if samples is None:
-        first, last = loader.samples_of(loader.step)[0], loader.samples_of(one.to - 1)[-1]
-        samples = range(int(first), int(last) + 1)
-    loader.skip(samples=samples, reason="guard")
-    return SkippedRange(one.to, samples)
+        samples = int(loader.samples_of(loader.step)[0]), int(loader.samples_of(one.to_step - 1)[-1]) + 1
+    loader.skip(samples=range(*samples), reason="guard")
+    return SkippedRange(one.to_step, samples)
 
 
-def _write(folder: Path, stretches: list[SkippedRange]) -> None:
-    write_json(folder / LEFT_OUT_FILE, {"rewinds": [_to_json(one) for one in stretches]})
-
-
-def _to_json(one: SkippedRange) -> dict[str, object]:
-    samples = None if one.samples is None else [one.samples.start, one.samples.stop]
-    return {"to_step": one.to, "samples": samples}
-
-
-def _from_json(one: dict[str, object]) -> SkippedRange:
-    to, samples = one["to_step"], one["samples"]
-    if not isinstance(to, int):
-        raise TypeError(f"to_step {to!r}")
-    return SkippedRange(to, None if samples is None else range(*_pair(samples)))
-
-
-def _pair(samples: object) -> tuple[int, int]:
-    if not (isinstance(samples, list) and len(samples) == 2 and all(isinstance(n, int) for n in samples)):
-        raise TypeError(f"samples {samples!r}")
-    return samples[0], samples[1]
+def _write(folder: Path, rewinds: Sequence[SkippedRange]) -> None:
+    write_json(folder / LEFT_OUT_FILE, configs.dump(Rewinds(tuple(rewinds))))
