@@ -1,6 +1,9 @@
-"""Next-token prediction: the objective of every run without a [tune] loss of its own."""
+"""Means over labels: the objective of every run without a [tune] loss over answers.
 
-from collections.abc import Sequence
+A run without [tune] learns the next token; distillation changes the loss of a label, and nothing else.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,10 +33,20 @@ class CorpusSums:
         return [] if self.losses is None or self.labels is None else [self.losses.sums, self.labels]
 
 
-@dataclass(frozen=True, slots=True)
-class NextToken:
-    """Mean cross entropy over the labels."""
+TokenLoss = Callable[[DeviceBatch, CorpusLosses | None], Finish]
+"""(micro-batch, accumulator of losses by corpus) -> the function that computes the summed loss."""
 
+
+def next_token(part: DeviceBatch, losses: CorpusLosses | None) -> Finish:
+    """Return the summed cross entropy of the labels."""
+    return next_token_loss(part["labels"], None if losses is None else losses.add)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelMean:
+    """Mean of a loss over the labels. On held-out rows it is that of the next token, whatever the loss."""
+
+    loss: TokenLoss = next_token
     fields: tuple[str, ...] = ()
 
     def begin_step(self, state: TrainState, batch: DeviceBatch, world: World, *, rows: int) -> CorpusSums:  # noqa: ARG002
@@ -55,8 +68,8 @@ class NextToken:
         return int((batch["labels"][:, columns] != IGNORED_LABEL).sum())
 
     def finish(self, part: DeviceBatch, sums: CorpusSums) -> Finish:
-        """Return the summed cross entropy."""
-        return next_token_loss(part["labels"], None if sums.losses is None else sums.losses.add)
+        """Return the summed loss of the labels."""
+        return self.loss(part, sums.losses)
 
     def metrics(self, sums: Sequence[float]) -> Record:  # noqa: ARG002
         """Return no metrics besides those of every step."""

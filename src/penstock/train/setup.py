@@ -55,7 +55,7 @@ from penstock.train.data_setup import (
 from penstock.train.early_stop import EarlyStop
 from penstock.train.guard import StepGuard
 from penstock.train.kernels import choose_kernels
-from penstock.train.next_token import NextToken
+from penstock.train.next_token import LabelMean
 from penstock.train.objective import ObjectiveSetup
 from penstock.train.optim.optimizer import Optimizer, build_optimizer
 from penstock.train.optim.weight_storage import STORAGES
@@ -234,7 +234,7 @@ def open_state(
     optimizer = build_optimizer(model, config.optim, weights=config.precision.weights, seed=config.run.seed)
     if (tune := config.tune) is None:
         start_weights(config, world, model, optimizer)
-        chosen = ObjectiveSetup(objective=NextToken())
+        chosen = ObjectiveSetup(objective=LabelMean())
     else:
         from penstock.train.tune.choose import choose_objective, lacks_reference
 

@@ -1,6 +1,7 @@
 """The objective of a recipe that tunes, and the columns that it reads; chosen once, at set-up."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -10,13 +11,13 @@ from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.parallel.collectives import group_of
 from penstock.parallel.mesh import Mesh, World
 from penstock.train.data_setup import FIELDS
-from penstock.train.next_token import NextToken
+from penstock.train.next_token import LabelMean
 from penstock.train.objective import Objective, ObjectiveSetup
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.planned_changes import micro_batch_sizes, micro_rows
 from penstock.train.recipe.tune_config import TuneConfig
 from penstock.train.tune.corpus_pass import Pass
-from penstock.train.tune.distillation import Distillation
+from penstock.train.tune.distillation import TEACHER_FIELDS, distilled
 from penstock.train.tune.kto import SingleAnswers
 from penstock.train.tune.mismatches import mismatches_of
 from penstock.train.tune.preference import PreferencePairs
@@ -46,13 +47,11 @@ def choose_objective(
         PassStopped: a rank was asked to stop while reference log-probabilities were computed.
     """
     if tune.loss == "distillation":
-        distillation = Distillation(tune.temperature)
-        fields = (*FIELDS, *distillation.fields)
-        return ObjectiveSetup(
-            objective=distillation, loader_options={"fields": fields, "columns": config.data.columns}
-        )
+        loss = partial(distilled, temperature=tune.temperature)
+        options = {"fields": (*FIELDS, *TEACHER_FIELDS), "columns": config.data.columns}
+        return ObjectiveSetup(objective=LabelMean(loss, TEACHER_FIELDS), loader_options=options)
     if not tune.is_preference:
-        return ObjectiveSetup(objective=NextToken())
+        return ObjectiveSetup(objective=LabelMean())
     slices = None if mesh.layout.context == 1 else group_of(mesh.context)  # None: rows are whole
     local = config.data.global_batch_size // mesh.layout.num_data
     rows = micro_rows(local, micro_batch_sizes(config.data)(0))  # as in the first step
