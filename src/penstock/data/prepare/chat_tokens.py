@@ -6,9 +6,10 @@ that no packing separates them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import LifoQueue
 from typing import Literal, cast
 
@@ -24,7 +25,7 @@ from penstock.data.corpus.columns import LEARNED, REJECTED
 from penstock.data.corpus.manifest import ColumnEntry
 from penstock.data.prepare.chat_records import ChatKind, Conversation, Side, conversation_of
 from penstock.data.prepare.documents import TOO_LONG, Document, RawChat, Record, Rejection
-from penstock.data.prepare.tokenize import OnWait, OnWhole, RecordPosition, awaited, batches
+from penstock.data.prepare.tokenize import OnWait, OnWhole, RecordPosition, grouped, one_ahead, size_of_record
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.learned_tokens import RenderedChat
 from penstock.text.template_markers import markers_in, may_be_text
@@ -163,18 +164,9 @@ class ChatEncoder:
             on_whole: called before a conversation of more than 2 MiB is encoded, with its bytes.
             on_wait: called each second while a batch is encoded.
         """
-        ahead: Future[list[Encoded]] | None = None
-        pool = ThreadPoolExecutor(1, "chat-tokens")
-        try:
-            for batch in batches(places, most_bytes=_BATCH_BYTES, most_records=_BATCH_RECORDS):
-                following = pool.submit(self._encoded, batch, dtype, on_whole)
-                if ahead is not None:
-                    yield awaited(ahead, on_wait)
-                ahead = following
-            if ahead is not None:
-                yield awaited(ahead, on_wait)
-        finally:  # after Ctrl-C, batches that have not begun are dropped
-            pool.shutdown(cancel_futures=True)
+        batches = grouped(places, size_of_record, most_size=_BATCH_BYTES, most=_BATCH_RECORDS)
+        encoded = partial(self._encoded, dtype=dtype, on_whole=on_whole)
+        yield from one_ahead(batches, encoded, on_wait=on_wait, thread="chat-tokens")
 
     def close(self) -> None:
         """End the processes."""

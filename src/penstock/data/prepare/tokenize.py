@@ -6,7 +6,7 @@ document above PIECE_CHARS is encoded in pieces if the tokenizer has safe cuts (
 cannot be cut is encoded as a whole up to WHOLE_BYTES, and rejected above.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from itertools import pairwise
@@ -21,6 +21,7 @@ from penstock.data.prepare.documents import Document, RawChat, Record, Rejection
 from penstock.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 PIECE_CHARS = 2**18
 WHOLE_BYTES = 16 * 2**20
@@ -34,6 +35,8 @@ RecordPosition = tuple[int, Record]
 """Record and the number of its input file."""
 Pieces = list[tuple[str, str]]
 """Pieces of a text: for each the character before it, "" for the first, and its text."""
+CutRecord = tuple[RecordPosition, Pieces | None]
+"""Record and the pieces of its text; None for a rejection."""
 OnWhole = Callable[[RecordPosition, int], None]
 """Callback with a record and the bytes of a long text in it that has no safe cut."""
 OnWait = Callable[[], None]
@@ -60,25 +63,39 @@ def tokenised(
         on_whole: called before a text of more than 4 MiB is encoded as a whole.
         on_wait: called each second while a batch is encoded.
     """
-    pool = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
-    ahead: Future[list[Tokens]] | None = None
-    before: list[RecordPosition] = []
+    records = grouped(places, size_of_record, most_size=_BATCH_BYTES, most=_BATCH_RECORDS)
+    cut = ([_cut(place, tokenizer, on_whole) for place in batch] for batch in records)
+
+    def encoded(batch: Sequence[CutRecord]) -> list[tuple[RecordPosition, Tokens | None]]:
+        texts = [pieces for _, pieces in batch if pieces is not None]
+        tokens = iter(_encode_all(texts, tokenizer, dtype, eos_id))
+        return [(place, None if pieces is None else next(tokens)) for place, pieces in batch]
+
+    yield from one_ahead(cut, encoded, on_wait=on_wait, thread="tokenise")
+
+
+def one_ahead(items: Iterable[T], compute: Callable[[T], R], *, on_wait: OnWait, thread: str) -> Iterator[R]:
+    """Yield what `compute` returns for each item, in order; a thread computes while the next item is read.
+
+    Args:
+        on_wait: called each second while nothing else can be done.
+        thread: the name of the thread.
+    """
+    pool = ThreadPoolExecutor(1, thread)
+    ahead: Future[R] | None = None
     try:
-        for records in batches(places, most_bytes=_BATCH_BYTES, most_records=_BATCH_RECORDS):
-            cut = [_cut(place, tokenizer, on_whole) for place in records]
-            texts = [pieces for _, pieces in cut if pieces is not None]
-            following = pool.submit(_encode_all, texts, tokenizer, dtype, eos_id)
+        for item in items:
+            following = pool.submit(compute, item)
             if ahead is not None:
-                yield _joined(before, awaited(ahead, on_wait))
-            ahead, before = following, [place for place, _ in cut]
+                yield _awaited(ahead, on_wait)
+            ahead = following
         if ahead is not None:
-            yield _joined(before, awaited(ahead, on_wait))
-    finally:  # after Ctrl-C, batches that have not begun are dropped
+            yield _awaited(ahead, on_wait)
+    finally:  # after Ctrl-C, what has not begun is dropped
         pool.shutdown(cancel_futures=True)
 
 
-def awaited(future: Future[T], on_wait: OnWait) -> T:
-    """Return the result of a future; call `on_wait` each second until there is one."""
+def _awaited(future: Future[T], on_wait: OnWait) -> T:
     while not wait([future], _WAIT_S).done:
         on_wait()
     return future.result()
@@ -91,10 +108,8 @@ def pieces_of(text: str, tokenizer: Tokenizer, *, size: int) -> Pieces:
     return [(text[start - 1 : start] if start else "", text[start:stop]) for start, stop in pairwise(edges)]
 
 
-def _cut(
-    place: RecordPosition, tokenizer: Tokenizer, on_whole: OnWhole
-) -> tuple[RecordPosition, Pieces | None]:
-    """Return a record and the pieces of its text; None if it is or becomes a rejection."""
+def _cut(place: RecordPosition, tokenizer: Tokenizer, on_whole: OnWhole) -> CutRecord:
+    """Cut the text of a record, which becomes a rejection if it is too large."""
     number, record = place
     if not isinstance(record.content, Document):
         return place, None
@@ -111,21 +126,26 @@ def _cut(
     return place, pieces
 
 
-def batches(
-    places: Iterable[RecordPosition], *, most_bytes: int, most_records: int
-) -> Iterator[list[RecordPosition]]:
-    """Yield records in lists of about this many bytes or records."""
-    batch: list[RecordPosition] = []
+def grouped(
+    items: Iterable[T], size_of: Callable[[T], int], *, most_size: int, most: int | None = None
+) -> Iterator[list[T]]:
+    """Yield items in lists, each closed by the item that brings it to this size or number."""
+    group: list[T] = []
     size = 0
-    for place in places:
-        batch.append(place)
-        content = place[1].content
-        size += content.num_bytes if isinstance(content, Document | RawChat) else 0
-        if size >= most_bytes or len(batch) >= most_records:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+    for item in items:
+        group.append(item)
+        size += size_of(item)
+        if size >= most_size or len(group) == most:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def size_of_record(place: RecordPosition) -> int:
+    """Return the bytes of a record's content; 0 of a rejection."""
+    content = place[1].content
+    return content.num_bytes if isinstance(content, Document | RawChat) else 0
 
 
 def _encode_all(
@@ -138,7 +158,8 @@ def _encode_all(
     pieces: list[npt.NDArray[np.uint32]] = []
     lengths = np.full(len(texts), int(eos_id is not None), np.int64)
     owners: list[int] = []
-    for group in _groups(texts):
+    owned = ((owner, piece) for owner, text in enumerate(texts) for piece in text)
+    for group in grouped(owned, lambda one: len(one[1][1]), most_size=_BATCH_BYTES):
         pieces += _encode_pieces([piece for _, piece in group], tokenizer)
         owners += [owner for owner, _ in group]
     np.add.at(lengths, owners, [len(ids) for ids in pieces])
@@ -161,22 +182,3 @@ def _encode_pieces(pieces: Pieces, tokenizer: Tokenizer) -> list[npt.NDArray[np.
     encoded = tokenizer.encode_batch([*before, *(letter + piece for letter, piece in pieces)])
     num_ids = {"": 0} | {letter: len(ids) for letter, ids in zip(before, encoded, strict=False)}
     return [ids[num_ids[letter] :] for (letter, _), ids in zip(pieces, encoded[len(before) :], strict=True)]
-
-
-def _groups(texts: list[Pieces]) -> Iterator[list[tuple[int, tuple[str, str]]]]:
-    group: list[tuple[int, tuple[str, str]]] = []
-    size = 0
-    for owner, pieces in enumerate(texts):
-        for piece in pieces:
-            group.append((owner, piece))
-            size += len(piece[1])
-            if size >= _BATCH_BYTES:
-                yield group
-                group, size = [], 0
-    if group:
-        yield group
-
-
-def _joined(batch: list[RecordPosition], tokens: list[Tokens]) -> list[tuple[RecordPosition, Tokens | None]]:
-    remaining = iter(tokens)
-    return [(p, None if isinstance(p[1].content, Rejection) else next(remaining)) for p in batch]
