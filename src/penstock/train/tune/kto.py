@@ -6,7 +6,7 @@ least 0 (Ethayarajh et al., arXiv:2402.01306, section 4.1). It is the mean over 
 all ranks and micro-batches, found by a forward pass without gradients before the others.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,22 +16,21 @@ from penstock.core.arrays import Int64
 from penstock.data import Loader
 from penstock.data.types import IGNORED_LABEL
 from penstock.nn.head import OutputHead
-from penstock.obs.sinks import Record
 from penstock.parallel.collectives import CollectiveGroup
 from penstock.parallel.mesh import World
-from penstock.train.objective import DeviceBatch, Finish
+from penstock.train.objective import DeviceBatch
 from penstock.train.state import TrainState
 from penstock.train.tune.corpus_pass import Pass
-from penstock.train.tune.heldout_preferences import heldout_preferences
 from penstock.train.tune.mismatches import Mismatches, mismatched_log_probs
 from penstock.train.tune.pairs import check_single, whole_sequences
-from penstock.train.tune.preference import answer_sums, counted_once, each_part, num_slices
+from penstock.train.tune.preference import answer_sums, counted_once, num_slices
 from penstock.train.tune.preference_loss import Answers, kto
-from penstock.train.tune.reward_sums import NAMES, RewardSums, reward_metrics
+from penstock.train.tune.preference_objective import PreferenceObjective
+from penstock.train.tune.reward_sums import NAMES, RewardSums
 
 
 @dataclass(frozen=True, slots=True)
-class SingleAnswers:
+class SingleAnswers(PreferenceObjective):
     """Mean KTO loss of single answers."""
 
     beta: float
@@ -44,15 +43,6 @@ class SingleAnswers:
     slices: CollectiveGroup | None = None
     """Ranks with the sequence slices of a row; None: rows are whole."""
     fields: tuple[str, ...] = ("rejected", "reference")
-
-    def begin_step(self, state: TrainState, batch: DeviceBatch, world: World, *, rows: int) -> RewardSums:
-        """Compute the divergence; return the accumulator of rewards.
-
-        Raises:
-            CorpusError: a document is a pair.
-        """
-        self.check(batch)
-        return self.sums_of(state, state.loader, batch["sample_ids"].cpu().numpy(), world, rows=rows)
 
     def check(self, batch: DeviceBatch) -> None:
         """Refuse a batch with a pair."""
@@ -93,17 +83,8 @@ class SingleAnswers:
         first = learned[torch.cat((of.new_ones(1, dtype=torch.bool), of[1:] != of[:-1]))[: len(of)]] % length
         return int(((first >= inside.start) & (first < inside.stop)).sum())
 
-    def finish(self, part: DeviceBatch, sums: RewardSums) -> Finish:
-        """Return the summed loss of the examples."""
-
-        def losses(hidden: Tensor, head: OutputHead) -> Tensor:
-            return torch.stack(
-                [self._loss(rows, head, one, sums) for rows, one in each_part(hidden, part)]
-            ).sum()
-
-        return losses
-
-    def _loss(self, hidden: Tensor, head: OutputHead, part: DeviceBatch, sums: RewardSums) -> Tensor:
+    def loss_of(self, hidden: Tensor, head: OutputHead, part: DeviceBatch, sums: RewardSums) -> Tensor:
+        """Return the summed loss of the examples, and add their rewards."""
         found, examples = answer_sums(hidden, head, part, self.slices), part["examples"]
         answers = Answers(found.log_probs[examples], found.reference[examples], found.tokens[examples])
         wanted = part["wanted"][examples]
@@ -123,11 +104,3 @@ class SingleAnswers:
             share=1 / num_slices(self.slices),
         )
         return counted_once(losses.sum(), self.slices)
-
-    def metrics(self, sums: Sequence[float]) -> Record:
-        """Return rewards, accuracy, log-probabilities and the divergence."""
-        return reward_metrics(sums)
-
-    def validate(self, state: TrainState, world: World, *, rows: int) -> Record:
-        """Return the loss and the rewards on held-out examples."""
-        return heldout_preferences(self, state, world, rows=rows)

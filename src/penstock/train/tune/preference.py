@@ -5,30 +5,24 @@ such rank then computes the loss of all answers in the row, but has the gradient
 the loss counts for one of them, and the gradients of the slices add up to the whole.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from penstock.core.arrays import Int64
-from penstock.data import Loader
 from penstock.data.types import IGNORED_LABEL
 from penstock.nn.head import OutputHead
 from penstock.nn.token_log_probs import token_log_probs
-from penstock.obs.sinks import Record
 from penstock.parallel.collectives import CollectiveGroup, all_reduce
-from penstock.parallel.mesh import World
-from penstock.train.objective import DeviceBatch, Finish
-from penstock.train.state import TrainState
-from penstock.train.tune.heldout_preferences import heldout_preferences
+from penstock.train.objective import DeviceBatch
 from penstock.train.tune.pairs import check_pairs, split_pairs, turns
 from penstock.train.tune.preference_loss import Answers, PairLoss
-from penstock.train.tune.reward_sums import RewardSums, reward_metrics
+from penstock.train.tune.preference_objective import PreferenceObjective
+from penstock.train.tune.reward_sums import RewardSums
 
 
 @dataclass(frozen=True, slots=True)
-class PreferencePairs:
+class PreferencePairs(PreferenceObjective):
     """Mean loss of pairs of a chosen and a rejected answer."""
 
     loss: PairLoss
@@ -43,27 +37,6 @@ class PreferencePairs:
     def __post_init__(self) -> None:
         names = ("rejected", "reference") if self.has_reference else ("rejected",)
         object.__setattr__(self, "fields", names)
-
-    def begin_step(self, state: TrainState, batch: DeviceBatch, world: World, *, rows: int) -> RewardSums:
-        """Return the accumulator of rewards.
-
-        Raises:
-            CorpusError: a conversation is not part of a pair.
-        """
-        self.check(batch)
-        return self.sums_of(state, state.loader, batch["sample_ids"].cpu().numpy(), world, rows=rows)
-
-    def sums_of(
-        self,
-        state: TrainState,  # noqa: ARG002
-        loader: Loader,  # noqa: ARG002
-        samples: Int64,  # noqa: ARG002
-        world: World,
-        *,
-        rows: int,  # noqa: ARG002
-    ) -> RewardSums:
-        """Return a new accumulator for this rank's samples of a loader; every rank calls it."""
-        return RewardSums(world.device)
 
     def check(self, batch: DeviceBatch) -> None:
         """Refuse a batch with a conversation that is not part of a pair."""
@@ -80,17 +53,8 @@ class PreferencePairs:
         column = turns(batch["rejected"], batch["cu_seqlens"]) % length
         return int(((column >= inside.start) & (column < inside.stop)).sum())
 
-    def finish(self, part: DeviceBatch, sums: RewardSums) -> Finish:
-        """Return the summed loss of the pairs."""
-
-        def losses(hidden: Tensor, head: OutputHead) -> Tensor:
-            return torch.stack(
-                [self._loss(rows, head, one, sums) for rows, one in each_part(hidden, part)]
-            ).sum()
-
-        return losses
-
-    def _loss(self, hidden: Tensor, head: OutputHead, part: DeviceBatch, sums: RewardSums) -> Tensor:
+    def loss_of(self, hidden: Tensor, head: OutputHead, part: DeviceBatch, sums: RewardSums) -> Tensor:
+        """Return the summed loss of the pairs, and add their rewards."""
         answers = answer_sums(hidden, head, part, self.slices)
         first = part["chosen"]
         chosen, rejected = (
@@ -106,25 +70,6 @@ class PreferencePairs:
             share=1 / num_slices(self.slices),
         )
         return counted_once(found.losses.sum(), self.slices)
-
-    def metrics(self, sums: Sequence[float]) -> Record:
-        """Return rewards, their margin and accuracy, and log-probabilities."""
-        return reward_metrics(sums)
-
-    def validate(self, state: TrainState, world: World, *, rows: int) -> Record:
-        """Return the loss and the rewards on held-out pairs."""
-        return heldout_preferences(self, state, world, rows=rows)
-
-
-def each_part(hidden: Tensor, part: DeviceBatch) -> Iterator[tuple[Tensor, DeviceBatch]]:
-    """Yield the hidden states and fields of each micro-batch of a part that may be several; see `joined`."""
-    if not isinstance(part["segments"], tuple):
-        yield hidden, part
-        return
-    rows = [len(segments) for segments in part["segments"]]
-    several = {**part, "labels": torch.split(part["labels"], rows)}
-    for index, one in enumerate(torch.split(hidden, rows)):
-        yield one, {name: values[index] for name, values in several.items()}
 
 
 def answer_sums(

@@ -1,0 +1,158 @@
+"""What objectives over answers share: their steps, and a validation independent of the number of ranks."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.core.arrays import Int64
+from penstock.data import Loader
+from penstock.data.types import IGNORED_LABEL
+from penstock.nn.head import OutputHead
+from penstock.obs.sinks import Record
+from penstock.parallel.mesh import Mesh, World
+from penstock.train.data_setup import Heldout
+from penstock.train.evaluate import check_heldout
+from penstock.train.objective import DeviceBatch, Finish
+from penstock.train.state import TrainState
+from penstock.train.step import loss_sum, micro_batches
+from penstock.train.tune.reward_sums import NAMES, RewardSums, reward_metrics
+
+
+class PreferenceObjective(ABC):
+    """Mean of a loss of answers over pairs, or examples, of all ranks and micro-batches."""
+
+    @property
+    @abstractmethod
+    def fields(self) -> tuple[str, ...]:
+        """Fields that it reads from a batch besides those of every step."""
+
+    @abstractmethod
+    def check(self, batch: DeviceBatch) -> None:
+        """Refuse a batch that the loss cannot be computed of.
+
+        Raises:
+            CorpusError: it has a pair in place of a single answer, or the reverse.
+        """
+
+    def begin_step(self, state: TrainState, batch: DeviceBatch, world: World, *, rows: int) -> RewardSums:
+        """Return the accumulator of rewards; see `check` and `sums_of`."""
+        self.check(batch)
+        return self.sums_of(state, state.loader, batch["sample_ids"].cpu().numpy(), world, rows=rows)
+
+    def sums_of(
+        self,
+        state: TrainState,  # noqa: ARG002
+        loader: Loader,  # noqa: ARG002
+        samples: Int64,  # noqa: ARG002
+        world: World,
+        *,
+        rows: int,  # noqa: ARG002
+    ) -> RewardSums:
+        """Return a new accumulator for this rank's samples of a loader; every rank calls it."""
+        return RewardSums(world.device)
+
+    @abstractmethod
+    def prepare(self, part: DeviceBatch) -> DeviceBatch:
+        """Return the micro-batch with each answer in a sequence of its own."""
+
+    @abstractmethod
+    def count(self, batch: DeviceBatch, columns: slice) -> int:
+        """Return the number of pairs, or examples, that are counted in these columns."""
+
+    @abstractmethod
+    def loss_of(self, hidden: Tensor, head: OutputHead, part: DeviceBatch, sums: RewardSums) -> Tensor:
+        """Return the summed loss of one micro-batch, and add its rewards to `sums`."""
+
+    def finish(self, part: DeviceBatch, sums: RewardSums) -> Finish:
+        """Return the function that sums the losses of a part's micro-batches."""
+
+        def losses(hidden: Tensor, head: OutputHead) -> Tensor:
+            return torch.stack(
+                [self.loss_of(rows, head, one, sums) for rows, one in each_part(hidden, part)]
+            ).sum()
+
+        return losses
+
+    def metrics(self, sums: Sequence[float]) -> Record:
+        """Return rewards, accuracy and log-probabilities; of pairs the margin, of KTO the divergence."""
+        return reward_metrics(sums)
+
+    @torch.no_grad()
+    def validate(self, state: TrainState, world: World, *, rows: int) -> Record:
+        """Return the record of a validation: held-out loss and rewards; every rank must call it.
+
+        Args:
+            rows: rows per forward pass. All ranks make equally many passes; excess rows are masked.
+
+        Raises:
+            CorpusError: a token id is outside the model's vocabulary.
+        """
+        heldout, mesh, model = state.heldout, state.mesh, state.model
+        assert heldout is not None
+        was_training = model.training
+        model.eval()
+        found: list[float] = []
+        for samples in samples_by_corpus(heldout):
+            mine = samples[np.arange(len(samples)) // rows % mesh.layout.num_data == mesh.data_rank]
+            sums = self.sums_of(state, heldout.loader, mine, world, rows=rows)
+            for batch, of_batch in shares_of(heldout, samples, mesh, rows=rows):
+                check_heldout(batch, of_batch, heldout, model)
+                self.check(batch)
+                (part,) = micro_batches(
+                    batch,
+                    rows=rows,
+                    device=world.device,
+                    sequence_slice=mesh.sequence_slice(batch["labels"].shape[1]),
+                    fields=self.fields,
+                    prepare=self.prepare,
+                )
+                loss_sum(model, part, self.finish(part, sums))
+            found += sums.sums.tolist()
+        model.train(was_training)
+        each = np.array(world.sum(*found)).reshape(-1, len(NAMES)) / mesh.copies
+        terms, losses = each[:, NAMES.index("terms")], each[:, NAMES.index("losses")]
+        by_corpus = zip(heldout.loader.corpora, losses.tolist(), terms.tolist(), strict=True)
+        return {
+            "step": state.step,
+            "validation_loss": float(losses.sum() / max(terms.sum(), 1)),
+            **reward_metrics(each.sum(0).tolist(), "validation_"),
+            "corpus_validation_loss": {name: loss / count for name, loss, count in by_corpus if count},
+        }
+
+
+def each_part(hidden: Tensor, part: DeviceBatch) -> Iterator[tuple[Tensor, DeviceBatch]]:
+    """Yield the hidden states and fields of each micro-batch of a part that may be several; see `joined`."""
+    if not isinstance(part["segments"], tuple):
+        yield hidden, part
+        return
+    rows = [len(segments) for segments in part["segments"]]
+    several = {**part, "labels": torch.split(part["labels"], rows)}
+    for index, one in enumerate(torch.split(hidden, rows)):
+        yield one, {name: values[index] for name, values in several.items()}
+
+
+def samples_by_corpus(heldout: Heldout) -> list[Int64]:
+    """Return the held-out samples of each corpus."""
+    samples = np.arange(heldout.rows)
+    of = heldout.loader.corpora_of(samples)
+    return [samples[of == index] for index in range(len(heldout.loader.corpora))]
+
+
+def shares_of(
+    heldout: Heldout, samples: Int64, mesh: Mesh, *, rows: int
+) -> Iterator[tuple[DeviceBatch, Int64]]:
+    """Yield the batches of this rank and their samples, equally many on each; the excess rows have no label
+    and no pair."""
+    part, parts = mesh.data_rank, mesh.layout.num_data
+    for index in range(-(-len(samples) // (rows * parts))):
+        first = (index * parts + part) * rows
+        wanted = np.arange(first, first + rows)
+        of_batch = samples[np.minimum(wanted, len(samples) - 1)]
+        batch = heldout.loader.gather(of_batch)
+        excess = torch.from_numpy(wanted >= len(samples))
+        batch["labels"][excess] = IGNORED_LABEL
+        batch["rejected"][excess] = False
+        yield batch, of_batch
