@@ -14,7 +14,7 @@ from penstock.core.files import write_atomic
 from penstock.data.corpus.manifest import ChatOrigin
 from penstock.data.prepare.byte_streams import ZSTD_LONG
 from penstock.data.prepare.chat_records import FORMS, ChatKind, kind_of_chat
-from penstock.data.prepare.chat_tokens import ChatEncoder, ChatRules
+from penstock.data.prepare.chat_tokens import ChatEncoder
 from penstock.data.prepare.documents import RawChat, ReadOptions, Rejection, read_records
 from penstock.data.prepare.inputs import is_json, shown
 from penstock.data.prepare.plan import ChatConfig, InputFile
@@ -28,29 +28,30 @@ _PEEKED = 1000  # records looked at to find out what they are
 class ChatSetup:
     """Everything that turns the records of a preparation into tokens."""
 
-    rules: ChatRules
+    config: ChatConfig
+    kind: ChatKind
+    """Kind of the records."""
+    date: str
+    """Day that the template is told, YYYY-MM-DD."""
     template: ChatTemplate
     folder: Path
     """Folder of the tokenizer and its template."""
-    train_on: str
-    fields: Mapping[str, str]
-    """Names of the records' own fields -> those that are known."""
 
     @property
     def options(self) -> dict[str, str | int]:
         """Return the settings of the conversations that the plan records."""
-        rules, more = self.rules, dict[str, str | int]()
-        if self.fields:
-            more["fields"] = ",".join(f"{own}={known}" for own, known in sorted(self.fields.items()))
-        if rules.join_turns:
+        config, more = self.config, dict[str, str | int]()
+        if fields := config.field_names:
+            more["fields"] = ",".join(f"{own}={known}" for own, known in sorted(fields.items()))
+        if config.join_turns:
             more["join-turns"] = "set"
-        if rules.max_tokens is not None:
-            more |= {"max-tokens": rules.max_tokens, "too-long": rules.too_long}
+        if config.max_tokens is not None:
+            more |= {"max-tokens": config.max_tokens, "too-long": config.too_long}
         return {
-            "chat": rules.kind,
+            "chat": self.kind,
             "chat-template": self.fingerprint,
-            "train-on": self.train_on,
-            "date": rules.date or "",
+            "train-on": config.train_on,
+            "date": self.date,
             **more,
         }
 
@@ -64,12 +65,12 @@ class ChatSetup:
     def origin(self, counts: dict[str, int]) -> ChatOrigin:
         """Return what the manifest records."""
         return ChatOrigin(
-            kind=self.rules.kind, template=self.fingerprint, train_on=self.train_on, counts=counts
+            kind=self.kind, template=self.fingerprint, train_on=self.config.train_on, counts=counts
         )
 
     def opener(self, tokenizer: Tokenizer) -> Callable[[], ChatEncoder]:
         """Return the function that starts the encoder."""
-        return partial(ChatEncoder, tokenizer, self.template, self.rules)
+        return partial(ChatEncoder, tokenizer, self.template, self.config, kind=self.kind, date=self.date)
 
     def store(self, out: Path) -> None:
         """Write the template into a corpus's folder, for `data append` and for people."""
@@ -114,17 +115,9 @@ def chat_setup(
     if kind == "pairs" and config.too_long == "cut":
         raise UsageError("A pair cannot be cut: its answers would not be whole", fix="Use --too-long drop.")
     newest = max(file.mtime_ns for file in files) // 10**9
-    rules = ChatRules(
-        kind=kind,
-        last_only=config.train_on == "last",
-        max_tokens=config.max_tokens,
-        too_long=config.too_long,
-        markers_as_text=config.markers_as_text,
-        join_turns=config.join_turns,
-        # A template may write the day; that of the inputs, so that the same inputs give the same bytes.
-        date=datetime.fromtimestamp(newest, UTC).strftime("%Y-%m-%d"),
-    )
-    return ChatSetup(rules, template, tokenizer.parent, config.train_on, config.field_names)
+    # A template may write the day; that of the inputs, so that the same inputs give the same bytes.
+    date = datetime.fromtimestamp(newest, UTC).strftime("%Y-%m-%d")
+    return ChatSetup(config, kind, date, template, tokenizer.parent)
 
 
 def _kind(files: Sequence[InputFile], zstd_long: int, fields: Mapping[str, str]) -> ChatKind:

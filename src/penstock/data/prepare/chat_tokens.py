@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import LifoQueue
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from penstock.data.corpus.columns import LEARNED, REJECTED
 from penstock.data.corpus.manifest import ColumnEntry
 from penstock.data.prepare.chat_records import ChatKind, Conversation, Side, conversation_of
 from penstock.data.prepare.documents import TOO_LONG, Document, RawChat, Record, Rejection
+from penstock.data.prepare.plan import ChatConfig
 from penstock.data.prepare.tokenize import OnWait, OnWhole, RecordPosition, grouped, one_ahead, size_of_record
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.learned_tokens import RenderedChat
@@ -46,33 +47,11 @@ _FEW_RECORDS = 16  # one process writes them sooner than another starts, in 0.1 
 _SYSTEM = {"role": "system", "content": "Be brief."}
 _TWO_TURNS = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello."}]
 
-TooLong = Literal["drop", "cut", "refuse"]
-
 Encoded = tuple[RecordPosition, Tokens | None, Mapping[str, Bits]]
 """Record, its tokens (None for a rejection), and its columns."""
 
 DROPPED, CUT, TURNS, JOINED = "turns_with_dropped_text", "cut", "learned_turns", "joined_turns"
 """Counts of a preparation, as in the manifest's `chat`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRules:
-    """Rules by which conversations become tokens."""
-
-    kind: ChatKind
-    """Kind of the records."""
-    last_only: bool
-    """True to learn the last turn of the assistant alone."""
-    max_tokens: int | None
-    """Tokens that a row holds; None: conversations may have any length."""
-    too_long: TooLong
-    """Treatment of longer conversations."""
-    date: str | None
-    """Day that the template is told, YYYY-MM-DD."""
-    join_turns: bool = False
-    """True to join consecutive turns of one role."""
-    markers_as_text: bool = False
-    """True to store special tokens that the vocabulary lacks as text."""
 
 
 def columns_of_kind(kind: str) -> tuple[ColumnEntry, ...]:
@@ -85,6 +64,9 @@ class ChatEncoder:
     """Encoder of conversations; its processes end with `close`.
 
     Args:
+        config: how conversations become tokens.
+        kind: kind of the records.
+        date: day that the template is told, YYYY-MM-DD.
         num_processes: processes that run the template; None: one per core, eight at most.
     """
 
@@ -92,11 +74,13 @@ class ChatEncoder:
         self,
         tokenizer: Tokenizer,
         template: ChatTemplate,
-        rules: ChatRules,
+        config: ChatConfig,
         *,
+        kind: ChatKind,
+        date: str,
         num_processes: int | None = None,
     ) -> None:
-        self._tokenizer, self._rules = tokenizer, rules
+        self._tokenizer, self._config, self._kind, self._date = tokenizer, config, kind, date
         self._declared = tuple(template.variables.values())
         self._num = num_processes or min(num_cores(), _MAX_PROCESSES)
         self._processes = [
@@ -119,10 +103,10 @@ class ChatEncoder:
             with suppress(ModelError, UsageError):  # some templates have no system
                 texts.append(process.render([_SYSTEM, *_TWO_TURNS], add_generation_prompt=False))
             in_pieces = self._markers_in_pieces(texts)
-            if not self._rules.markers_as_text:
+            if not self._config.markers_as_text:
                 lacking = {name: length for name, length in in_pieces.items() if not may_be_text(name)}
             if not lacking:
-                process.answers(_TWO_TURNS, date=self._rules.date)
+                process.answers(_TWO_TURNS, date=self._date)
         except (ModelError, UsageError) as error:
             raise UsageError(
                 f"A conversation of two turns cannot be written: {str(error).rstrip('.')}",
@@ -204,16 +188,16 @@ class ChatEncoder:
         try:
             found = conversation_of(
                 record.content.value,
-                kind=self._rules.kind,
-                last_only=self._rules.last_only,
-                join_turns=self._rules.join_turns,
+                kind=self._kind,
+                last_only=self._config.train_on == "last",
+                join_turns=self._config.join_turns,
             )
             tools = self._tokenizer.guarded(list(found.tools))
             process = self._free.get()
             try:
                 rendered = [
                     process.answers(
-                        self._tokenizer.guarded(list(side.messages)), tools=tools, date=self._rules.date
+                        self._tokenizer.guarded(list(side.messages)), tools=tools, date=self._date
                     )
                     for side in found.sides
                 ]
@@ -255,10 +239,10 @@ class ChatEncoder:
             DROPPED: sum(rendered.dropped for rendered in written.rendered),
             JOINED: written.conversation.joined,
         }
-        most = self._rules.max_tokens
+        most = self._config.max_tokens
         if most is not None and len(tokens) > most:
-            if self._rules.too_long != "cut" or len(ids) > 1 or not bits[:most].any():
-                is_error = self._rules.too_long == "refuse"
+            if self._config.too_long != "cut" or len(ids) > 1 or not bits[:most].any():
+                is_error = self._config.too_long == "refuse"
                 reason = f"{len(tokens):,} tokens, and --max-tokens is {most:,}"
                 return Rejection("over_long" if is_error else TOO_LONG, reason), None, {}
             tokens, bits, rejected = tokens[:most], bits[:most], rejected[:most]
@@ -272,7 +256,7 @@ class ChatEncoder:
                 "leave the conversation out"
             )
             return Rejection("bad_conversation", reason), None, {}
-        columns = {LEARNED: bits} | ({} if self._rules.kind == "conversations" else {REJECTED: rejected})
+        columns = {LEARNED: bits} | ({} if self._kind == "conversations" else {REJECTED: rejected})
         text = "".join(rendered.text for rendered in written.rendered)
         counts = {name: count for name, count in counts.items() if count}
         return Document(text, written.num_bytes, counts=counts), tokens, columns

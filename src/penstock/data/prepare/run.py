@@ -146,7 +146,7 @@ def _work(
         zstd_long=config.zstd_long,
         html=config.html,
         chat=chat is not None,
-        fields=chat.fields if chat else {},
+        fields=chat.config.field_names if chat else {},
     )
     tokenizer = settle_tokenizer(out, plan, options=options, given=given, on_progress=on_progress)
     if chat is not None:
@@ -163,7 +163,7 @@ def _work(
             _commit, out, tokenizer=tokenizer, growth=growth, max_errors=config.max_errors, chat=chat
         ),
         chats=chat.opener(tokenizer) if chat else None,
-        columns=columns_of_kind(chat.rules.kind) if chat else (),
+        columns=columns_of_kind(chat.kind) if chat else (),
     )
 
 
@@ -190,7 +190,7 @@ def _commit(
         tokenizer=tokenizer.fingerprint,
         text_bytes=last.text_bytes,
         rejected=sum(last.rejected.values()),
-        columns=columns_of_kind(chat.rules.kind) if chat else (),
+        columns=columns_of_kind(chat.kind) if chat else (),
         chat=chat.origin(last.counts) if chat else None,
         shards=shards,
         parts=parts,
