@@ -5,7 +5,7 @@ from dataclasses import replace
 from ethernet_cases import HOSTS
 
 from penstock.devices.figures import DEVICES
-from penstock.parallel.layout import layout_of, on_machines
+from penstock.parallel.layout import RankLayout, layout_of, on_machines
 from penstock.plan.candidates import Question
 from penstock.plan.hardware import Cluster
 from penstock.plan.job import TrainingStep
@@ -64,12 +64,16 @@ def job_of(recipe, *, world_size):
 
 def planned(recipe, cluster):
     """Return the sections of a recipe that the planner would write, micro-batches left as they are."""
-    question = Question(
+    step = TrainingStep(
         model=recipe.model,
+        layout=RankLayout(),
         sequence_length=recipe.data.sequence_length,
-        global_batch_size=recipe.data.global_batch_size,
         compute="float32",
         kernels="eager",
+    )
+    question = Question(
+        step=step,
+        global_batch_size=recipe.data.global_batch_size,
         decided={"micro_batch_size": recipe.data.micro_batch_size, "modes": "keep", "gather": "compute"},
     )
     sections = sections_of(search(question, cluster).best.job)

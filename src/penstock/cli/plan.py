@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     question = question_of(numbered, raw, may_compress=options.compress)
     found = search(question, cluster, headroom=options.headroom)
     job = found.best.job
-    tokens = options.tokens or config.run.steps * question.global_batch_size * question.sequence_length
+    tokens = options.tokens or config.run.steps * question.global_batch_size * question.step.sequence_length
     report = PlanReport(
         question=question,
         cluster=cluster,

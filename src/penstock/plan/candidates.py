@@ -6,17 +6,15 @@ machines, context parallelism for rows that every rank can hold, more stages tha
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 from penstock.core.errors import ConfigError
-from penstock.models.decoder.config import DecoderConfig
-from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.parallel.feasibility import check_fit
-from penstock.parallel.layout import REST, ContextRule, ParallelConfig, RankLayout
+from penstock.parallel.layout import REST, ParallelConfig, RankLayout
 from penstock.plan.hardware import Cluster
-from penstock.plan.job import Compute, Kernels, Linear, TrainingStep
+from penstock.plan.job import TrainingStep
 from penstock.plan.memory import ADAMW, BytesPerParameter
 
 _LONG_ROWS = 16_384
@@ -30,25 +28,14 @@ _PASSED_ON = ("window_mib", "schedule", "operations", "gather", "reduce", "feedb
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """Job to plan: model, batch, and the settings that are decided already."""
+    """Job to plan: a step, its batch, and the settings that are decided already."""
 
-    model: DecoderConfig
-    sequence_length: int
+    step: TrainingStep
+    """Step on one rank with what no plan changes; the replicas that sync every `outer_every` steps are the
+    caller's decision."""
     global_batch_size: int
     """Rows of a step."""
     kept: BytesPerParameter = ADAMW
-    compute: Compute = "bfloat16"
-    linear: Linear = "compute"
-    kernels: Kernels = "compiled"
-    overlapped: bool = True
-    context_rule: ContextRule = "all_gather"
-    checkpoint_every: int = 0
-    outer_every: int = 0
-    """As in TrainingStep; the caller then decides the number of replicas."""
-    outer_bits: Literal[4, 8, 32] = 32
-    adapter: AdapterConfig | None = None
-    """As in TrainingStep."""
-    whole_base: bool = False
     may_compress: bool = False
     """True if weights and gradients may be sent in 8 bits, which changes the result."""
     decided: Mapping[str, Any] = field(default_factory=dict)
@@ -61,9 +48,9 @@ def layouts(question: Question, cluster: Cluster) -> Iterator[tuple[RankLayout, 
     """Yield layouts that use the whole cluster and fit the model, with stages per rank."""
     decided, devices = question.decided, cluster.num_devices
     tensors = _choices(decided, "tensor", divisors(cluster.devices_per_node))
-    contexts = [1] if question.sequence_length < _LONG_ROWS else divisors(cluster.devices_per_node)
+    contexts = [1] if question.step.sequence_length < _LONG_ROWS else divisors(cluster.devices_per_node)
     contexts = _choices(decided, "context", contexts)
-    blocks = min(_MAX_STAGES, question.model.num_hidden_layers)
+    blocks = min(_MAX_STAGES, question.step.model.num_hidden_layers)
     pipelines = _choices(decided, "pipeline", [p for p in divisors(devices) if p <= blocks])
     stages = _choices(decided, "stages_per_rank", [1, 2])
     for tensor, context, pipeline in product(tensors, contexts, pipelines):
@@ -83,34 +70,23 @@ def jobs(
 ) -> Iterator[TrainingStep]:
     """Yield the jobs of a layout by micro-batch size, without kept parameters and without recomputation."""
     local = question.global_batch_size // layout.num_data
-    decided = question.decided
+    decided, step = question.decided, question.step
     for rows in _choices(decided, "micro_batch_size", divisors(local)):
         if local % rows or not _flows(local // rows, layout.pipeline, stages_per_rank):
             continue
-        tokens = rows * question.sequence_length // layout.context
+        tokens = rows * step.sequence_length // layout.context
         if rows > 1 and tokens > _LARGEST_MICRO_BATCH and "micro_batch_size" not in decided:
             continue
-        yield TrainingStep(
-            model=question.model,
+        yield replace(
+            step,
             layout=layout,
-            sequence_length=question.sequence_length,
             micro_batch_size=rows,
             num_micro_batches=local // rows,
-            context_rule=question.context_rule,
             stages_per_rank=stages_per_rank,
-            compute=question.compute,
-            linear=question.linear,
-            kernels=question.kernels,
-            overlapped=question.overlapped,
-            turning=question.overlapped,
-            state_bytes=question.kept.weights + question.kept.gradients + question.kept.optimizer,
-            checkpoint_every=question.checkpoint_every,
+            turning=step.overlapped,
             on_cpu=cluster.device.architecture == "cpu",
             data_tokens_per_s=cluster.loader_tokens_s or math.inf,
-            adapter=question.adapter,
-            whole_base=question.whole_base,
-            outer_every=question.outer_every if layout.replicate > 1 else 0,
-            outer_bits=question.outer_bits,
+            outer_every=step.outer_every if layout.replicate > 1 else 0,
             **{name: decided[name] for name in _PASSED_ON if name in decided},
         )
 
@@ -148,12 +124,12 @@ def _fits(question: Question, layout: RankLayout, stages_per_rank: int) -> bool:
     config = ParallelConfig(
         tensor=layout.tensor,
         context=layout.context,
-        context_rule=question.context_rule,
+        context_rule=question.step.context_rule,
         pipeline=layout.pipeline,
         stages_per_rank=stages_per_rank,
     )
     try:
-        check_fit(config, question.model, lengths=[question.sequence_length])
+        check_fit(config, question.step.model, lengths=[question.step.sequence_length])
     except ConfigError:
         return False
     return True

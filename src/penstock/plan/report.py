@@ -59,8 +59,8 @@ class PlanReport:
                 "devices": cluster.num_devices,
                 "device": cluster.device.name,
             },
-            "parameters": question.model.num_parameters,
-            "tokens_per_step": rows * question.sequence_length,
+            "parameters": question.step.model.num_parameters,
+            "tokens_per_step": rows * question.step.sequence_length,
             "plans_tried": self.found.tried,
             "plans_simulated": self.found.simulated,
             "best": option_json(self.found.best),
@@ -150,9 +150,9 @@ def described(option: Option) -> str:
 
 def _lines(report: PlanReport) -> Iterator[str]:
     best, cluster = report.found.best, report.cluster
-    step = report.question.global_batch_size * report.question.sequence_length
+    step = report.question.global_batch_size * report.question.step.sequence_length
     yield (
-        f"{si(report.question.model.num_parameters)} parameters, {si(step)} tokens a step, on "
+        f"{si(report.question.step.model.num_parameters)} parameters, {si(step)} tokens a step, on "
         f"{cluster.nodes} x {cluster.devices_per_node} {cluster.device.name}, "
         f"{cluster.nics} x {cluster.nic_gbit_s:g} Gbit/s by {cluster.transport.upper()}"
     )

@@ -12,6 +12,7 @@ from penstock.models.decoder.config import DecoderConfig
 from penstock.parallel.layout import RankLayout
 from penstock.plan.candidates import Question, divisors, jobs, layouts
 from penstock.plan.hardware import Cluster
+from penstock.plan.job import TrainingStep
 from penstock.plan.memory import peak
 from penstock.plan.report import PlanReport, why_chosen
 from penstock.plan.search import (
@@ -34,7 +35,8 @@ MODEL = DecoderConfig(
     num_key_value_heads=8,
     max_position_embeddings=4096,
 )
-QUESTION = Question(model=MODEL, sequence_length=4096, global_batch_size=256)
+STEP = TrainingStep(model=MODEL, layout=RankLayout(), sequence_length=4096)
+QUESTION = Question(step=STEP, global_batch_size=256)
 CLUSTER = Cluster(nodes=4, devices_per_node=8, device=DEVICES["A100-40GB"], nics=1, nic_gbit_s=100)
 SMALL = replace(CLUSTER, device=replace(DEVICES["A100-40GB"], memory_gib=9.0))
 
@@ -106,7 +108,8 @@ def test_what_is_decided_stays():
 
 
 def test_long_rows_may_be_shared():
-    long = replace(QUESTION, model=replace(MODEL, max_position_embeddings=32_768), sequence_length=32_768)
+    model = replace(MODEL, max_position_embeddings=32_768)
+    long = replace(QUESTION, step=replace(STEP, model=model, sequence_length=32_768))
     assert {layout.context for layout, _ in layouts(long, CLUSTER)} >= {1, 2, 4, 8}
     assert {layout.context for layout, _ in layouts(QUESTION, CLUSTER)} == {1}
 

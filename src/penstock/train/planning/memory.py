@@ -47,36 +47,47 @@ def job_of(config: TrainConfig, layout: RankLayout, *, whole_base: bool | None =
     Raises:
         ConfigError: recompute.budget is too small.
     """
-    parallel, ethernet = config.parallel, config.ethernet
+    parallel, ethernet, step = config.parallel, config.ethernet, step_of(config)
     rows, length, micro_batches = largest_micro_batch(config, layout)
-    kept = kept_of(config)
-    return TrainingStep(
-        model=config.model,
+    return replace(
+        step,
         layout=layout,
         sequence_length=length,
         micro_batch_size=rows,
         num_micro_batches=micro_batches,
         modes=tuple(recompute_modes(config, layout)),
-        context_rule=parallel.context_rule,
         stages_per_rank=parallel.stages_per_rank,
         reshard_after_forward=parallel.reshard_after_forward,
         window_mib=ethernet.window_mib,
         keep_mib=ethernet.keep_mib,
-        compute=config.compute,
-        linear=config.precision.linear,
         gather=ethernet.gather,
         reduce=ethernet.reduce,
         feedback=ethernet.feedback,
         schedule=ethernet.schedule,
         operations=ethernet.operations,
-        kernels="compiled" if config.compile.enabled else "eager",
-        overlapped=ethernet.overlap,
         on_cpu=config.compute == "float32",  # an assumption: GPUs train in bfloat16
-        turning=ethernet.overlap,
+        whole_base=step.whole_base if whole_base is None else whole_base,
+        outer_every=step.outer_every if layout.replicate > 1 else 0,
+    )
+
+
+def step_of(config: TrainConfig) -> TrainingStep:
+    """Return the planner's description of a step of a row on one rank: what no layout changes."""
+    kept = kept_of(config)
+    return TrainingStep(
+        model=config.model,
+        layout=RankLayout(),
+        sequence_length=config.data.longest,
+        context_rule=config.parallel.context_rule,
+        compute=config.compute,
+        linear=config.precision.linear,
+        kernels="compiled" if config.compile.enabled else "eager",
+        overlapped=config.ethernet.overlap,
+        turning=config.ethernet.overlap,
         state_bytes=kept.weights + kept.gradients + kept.optimizer,
         adapter=None if config.adapter is None else config.adapter.alike(),
-        whole_base=is_whole(config) if whole_base is None else whole_base,
-        outer_every=config.outer.every if layout.replicate > 1 else 0,
+        whole_base=is_whole(config),
+        outer_every=config.outer.every,
         outer_bits=config.outer.bits,
         checkpoint_every=config.checkpoint.every,
     )

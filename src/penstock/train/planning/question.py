@@ -7,7 +7,7 @@ from penstock.parallel.layout import AXES, REST
 from penstock.plan.candidates import Question
 from penstock.plan.recipe_sections import decided, sections_of, with_plan
 from penstock.plan.search import Option
-from penstock.train.planning.memory import is_whole, kept_of
+from penstock.train.planning.memory import kept_of, step_of
 from penstock.train.recipe.config import TrainConfig, on_machines
 from penstock.train.recipe.planned_changes import plan
 
@@ -36,20 +36,9 @@ def question_of(config: TrainConfig, raw: Raw, *, may_compress: bool = False) ->
     if not isinstance(config.parallel.reshard_after_forward, bool):  # needs parameters shared by all ranks
         knobs |= {"tensor": 1, "pipeline": 1, "replicate": 1}
     return Question(
-        model=config.model,
-        sequence_length=config.data.longest,
+        step=step_of(config),
         global_batch_size=size,
         kept=kept_of(config),
-        compute=config.compute,
-        linear=config.precision.linear,
-        kernels="compiled" if config.compile.enabled else "eager",
-        overlapped=config.ethernet.overlap,
-        context_rule=config.parallel.context_rule,
-        checkpoint_every=config.checkpoint.every,
-        outer_every=config.outer.every,
-        outer_bits=config.outer.bits,
-        adapter=None if config.adapter is None else config.adapter.alike(),
-        whole_base=is_whole(config),
         may_compress=may_compress,
         decided=knobs,
     )

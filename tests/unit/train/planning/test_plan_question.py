@@ -21,9 +21,9 @@ def asked(*settings):
 
 def test_a_question_has_the_recipes_sizes_and_types():
     question = asked("optim.rule=muon", "precision.weights=bfloat16_stochastic", "compute=bfloat16")
-    assert (question.sequence_length, question.global_batch_size) == (2048, 64)
+    assert (question.step.sequence_length, question.global_batch_size) == (2048, 64)
     assert (question.kept.weights, question.kept.optimizer) == (2, 4.0)
-    assert question.kernels == "compiled"
+    assert question.step.kernels == "compiled"
     assert dict(question.decided) == {}
 
 
