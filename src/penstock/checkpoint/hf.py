@@ -120,9 +120,14 @@ def save_pretrained(
     texts = {"config.json": _json(model), "generation_config.json": _json(_special(eos_id))}
     with appearing(folder) as temporary:
         write_weights(temporary, tensors, dtype=dtype, max_shard_bytes=max_shard_bytes)
-        for name, text in {**texts, **(extra_files or {})}.items():
-            (temporary / name).parent.mkdir(exist_ok=True)
-            (temporary / name).write_text(text, encoding="utf-8")
+        write_texts(temporary, {**texts, **(extra_files or {})})
+
+
+def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write text files by name, into the folder or one below it."""
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def check_new(folder: Path) -> None:

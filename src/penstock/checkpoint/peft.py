@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import Tensor
 
-from penstock.checkpoint.hf import appearing, check_new, read_slice
+from penstock.checkpoint.hf import appearing, check_new, read_slice, write_texts
 from penstock.checkpoint.hf_folder import ADAPTER_CONFIG
 from penstock.checkpoint.layout import FOLDER as CHECKPOINTS
 from penstock.checkpoint.layout import INDEX_FILE
@@ -342,10 +342,7 @@ def save_adapter(
     metadata = {"format": "pt", _BASE_HASH: base_hash, _BASE_WEIGHTS: adapter.base}
     with appearing(folder) as temporary:
         safetensors_torch.save_file(content, temporary / _WEIGHTS, metadata=metadata)
-        texts = {_CONFIG: json.dumps(settings, indent=1) + "\n", **(extra_files or {})}
-        for name, text in texts.items():
-            (temporary / name).parent.mkdir(exist_ok=True)
-            (temporary / name).write_text(text, encoding="utf-8")
+        write_texts(temporary, {_CONFIG: json.dumps(settings, indent=1) + "\n", **(extra_files or {})})
 
 
 _Parts = dict[str, tuple[AdapterConfig, dict[str, Tensor]]]

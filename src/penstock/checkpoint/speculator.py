@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from penstock.checkpoint.hf import appearing, read_tensors, write_weights
+from penstock.checkpoint.hf import appearing, check_new, read_tensors, write_texts, write_weights
 from penstock.checkpoint.weight_files import select, stored_tensors
 from penstock.core.config import load_json
-from penstock.core.errors import ConfigError, UsageError
+from penstock.core.errors import ConfigError
 from penstock.models.speculator import MODEL_TYPE, Speculator, SpeculatorConfig, stored_names
 from penstock.nn.unfilled import unfilled
 
@@ -61,12 +61,10 @@ def save_speculator(
         UsageError: the folder is not empty.
         ModelError: it could not be written.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} already exists and is not empty", fix="Choose another folder.")
+    check_new(folder)
     config = speculator.config
     tensors = {theirs: speculator.get_parameter(ours).data for ours, theirs in stored_names(config).items()}
     texts = {"config.json": json.dumps(config.to_json(), indent=1) + "\n", **(extra_files or {})}
     with appearing(folder) as temporary:
         write_weights(temporary, tensors, dtype=None, max_shard_bytes=_MAX_SHARD_BYTES)
-        for name, text in texts.items():
-            (temporary / name).write_text(text, encoding="utf-8")
+        write_texts(temporary, texts)

@@ -22,8 +22,6 @@ from penstock.core.packages import Package
 
 if TYPE_CHECKING:
     import tokenizers
-if TYPE_CHECKING:
-    import tokenizers
 else:
     tokenizers = Package("tokenizers", "Tokenizers")
 

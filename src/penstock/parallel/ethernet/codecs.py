@@ -187,7 +187,3 @@ class Encoders:
     def of(cls, codec: CodecName, *, feedback: bool) -> "Encoders":
         """Return new encoders of one codec."""
         return cls(codec, *(Encoder(codec, feedback=feedback) for _ in range(3)))
-
-
-PLAIN = Encoders.of("float32", feedback=False)
-"""Encoders of uncompressed gradients."""

@@ -8,7 +8,7 @@ no torch.
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -71,7 +71,7 @@ def audit(run: Path, *, progress: Callable[[int, int], None]) -> Audit:
     skipped = {e["step"] for e in events if e["event"] == "skipped" and e["step"] <= meta.step}
     starts = [event["ranks"] for event in events if event["event"] == "start"]
     result = Audit(steps=meta.step, ranks=starts, skipped_steps=len(skipped))
-    by_step = groupby(heapq.merge(*map(_records, logs), key=_step), key=_step)
+    by_step = groupby(heapq.merge(*map(read_records, logs), key=_step), key=_step)
     logged = next(by_step, None)
     silent = range(0)
     for step in range(1, meta.step + 1):
@@ -103,10 +103,6 @@ def _add(result: Audit, fault: str) -> None:
 def _step(record: Record) -> int:
     step: int = record["step"]
     return step
-
-
-def _records(path: Path) -> Iterator[Record]:
-    return iter(read_records(path))
 
 
 def _compare(result: Audit, loader: Loader, step: int, records: list[Record], *, is_skipped: bool) -> None:

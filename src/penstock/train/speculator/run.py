@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from penstock.checkpoint.hf import check_new
 from penstock.checkpoint.speculator import save_speculator
 from penstock.core.errors import CheckpointDamaged, StateMismatch, UsageError, damaged
 from penstock.core.files import remove_tree, write_atomic
@@ -100,8 +101,7 @@ def check(base: Decoder, out: Path, training: SpeculatorTraining) -> None:
     Raises:
         UsageError: the folder is not empty, or the rows do not fit the model.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} already exists and is not empty", fix="Choose another folder.")
+    check_new(out)
     context = base.config.max_position_embeddings
     for name, length in (
         ("sequence_length", training.sequence_length),
