@@ -1,6 +1,6 @@
 """Validation: loss on held-out rows by corpus, independent of the number of ranks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -59,33 +59,50 @@ def score_rows(
     Raises:
         CorpusError: a token id is outside the model's vocabulary.
     """
-    part, parts = share
     names = list(heldout.loader.corpora)
     sums = torch.zeros(3, len(names), dtype=torch.float64)
     was_training = model.training
     model.eval()
-    for index in range(-(-heldout.rows // (rows * parts))):
-        first = (index * parts + part) * rows
-        wanted = np.arange(first, first + rows)
-        samples = np.minimum(wanted, heldout.rows - 1)
-        batch = heldout.loader.gather(samples)
-        batch["labels"][torch.from_numpy(wanted >= heldout.rows)] = IGNORED_LABEL
-        check_heldout(batch, samples, heldout, model)
-        on_rows(min(first + rows, heldout.rows))
+    samples = np.arange(heldout.rows)
+    batches = batches_of_share(model, heldout, samples, share=share, rows=rows)
+    for number, (batch, of_batch) in enumerate(batches, 1):
+        on_rows(min(number * share[1] * rows, heldout.rows))
         sequence_slice = slice_of(batch["labels"].shape[1])
-        sums += _sums(model, batch, heldout, samples, device=device, sequence_slice=sequence_slice)
+        sums += _sums(model, batch, heldout, of_batch, device=device, sequence_slice=sequence_slice)
     model.train(was_training)
     return {
         name: (nats, tokens, size) for name, (nats, tokens, size) in zip(names, sums.T.tolist(), strict=True)
     }
 
 
-def check_heldout(batch: DeviceBatch, samples: Int64, heldout: Heldout, model: torch.nn.Module) -> None:
-    """Refuse token ids of held-out rows that are outside the model's vocabulary.
+def batches_of_share(
+    model: torch.nn.Module, heldout: Heldout, samples: Int64, *, share: tuple[int, int], rows: int
+) -> Iterator[tuple[DeviceBatch, Int64]]:
+    """Yield the batches of one share of some held-out samples, each with its samples.
+
+    Every share has equally many; excess rows have no label, and are part of no pair.
+
+    Args:
+        share: (index, number) of the share.
 
     Raises:
-        CorpusError: with the id, and the document that has it.
+        CorpusError: a token id is outside the model's vocabulary; with the document that has it.
     """
+    part, parts = share
+    for index in range(-(-len(samples) // (rows * parts))):
+        wanted = np.arange(rows) + (index * parts + part) * rows
+        of_batch = samples[np.minimum(wanted, len(samples) - 1)]
+        batch = heldout.loader.gather(of_batch)
+        excess = torch.from_numpy(wanted >= len(samples))
+        batch["labels"][excess] = IGNORED_LABEL
+        if "rejected" in batch:
+            batch["rejected"][excess] = False
+        _check(batch, of_batch, heldout, model)
+        yield batch, of_batch
+
+
+def _check(batch: DeviceBatch, samples: Int64, heldout: Heldout, model: torch.nn.Module) -> None:
+    """Refuse token ids of held-out rows that are outside the model's vocabulary."""
     check_vocabulary(
         batch,
         model.config.vocab_size,  # type: ignore[union-attr, arg-type]

@@ -5,7 +5,7 @@ such rank then computes the loss of all answers in the row, but has the gradient
 the loss counts for one of them, and the gradients of the slices add up to the whole.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -32,11 +32,11 @@ class PreferencePairs(PreferenceObjective):
     """True if the loss compares with the column `reference`."""
     slices: CollectiveGroup | None = None
     """Ranks with the sequence slices of a row; None: rows are whole."""
-    fields: tuple[str, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        names = ("rejected", "reference") if self.has_reference else ("rejected",)
-        object.__setattr__(self, "fields", names)
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Fields that it reads from a batch besides those of every step."""
+        return ("rejected", "reference") if self.has_reference else ("rejected",)
 
     def check(self, batch: DeviceBatch) -> None:
         """Refuse a batch with a conversation that is not part of a pair."""

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from penstock.core.arrays import Int64
 from penstock.data import Loader
-from penstock.data.types import IGNORED_LABEL
 from penstock.nn.head import OutputHead
 from penstock.obs.sinks import Record
-from penstock.parallel.mesh import Mesh, World
+from penstock.parallel.mesh import World
 from penstock.train.data_setup import Heldout
-from penstock.train.evaluate import check_heldout
+from penstock.train.evaluate import batches_of_share
 from penstock.train.objective import DeviceBatch, Finish
 from penstock.train.state import TrainState
 from penstock.train.step import loss_sum, micro_batches
@@ -94,12 +93,12 @@ class PreferenceObjective(ABC):
         assert heldout is not None
         was_training = model.training
         model.eval()
+        share = mesh.data_rank, mesh.layout.num_data
         found: list[float] = []
         for samples in samples_by_corpus(heldout):
             mine = samples[np.arange(len(samples)) // rows % mesh.layout.num_data == mesh.data_rank]
             sums = self.sums_of(state, heldout.loader, mine, world, rows=rows)
-            for batch, of_batch in shares_of(heldout, samples, mesh, rows=rows):
-                check_heldout(batch, of_batch, heldout, model)
+            for batch, _ in batches_of_share(model, heldout, samples, share=share, rows=rows):
                 self.check(batch)
                 (part,) = micro_batches(
                     batch,
@@ -139,20 +138,3 @@ def samples_by_corpus(heldout: Heldout) -> list[Int64]:
     samples = np.arange(heldout.rows)
     of = heldout.loader.corpora_of(samples)
     return [samples[of == index] for index in range(len(heldout.loader.corpora))]
-
-
-def shares_of(
-    heldout: Heldout, samples: Int64, mesh: Mesh, *, rows: int
-) -> Iterator[tuple[DeviceBatch, Int64]]:
-    """Yield the batches of this rank and their samples, equally many on each; the excess rows have no label
-    and no pair."""
-    part, parts = mesh.data_rank, mesh.layout.num_data
-    for index in range(-(-len(samples) // (rows * parts))):
-        first = (index * parts + part) * rows
-        wanted = np.arange(first, first + rows)
-        of_batch = samples[np.minimum(wanted, len(samples) - 1)]
-        batch = heldout.loader.gather(of_batch)
-        excess = torch.from_numpy(wanted >= len(samples))
-        batch["labels"][excess] = IGNORED_LABEL
-        batch["rejected"][excess] = False
-        yield batch, of_batch
