@@ -1,13 +1,14 @@
 """Checkpoints of a run: listing, and retention; no torch."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.checkpoint.layout import INDEX_FILE, CheckpointIndex, decode, in_order, name_of
+from penstock.checkpoint.layout import INDEX_FILE, CheckpointIndex, Meta, decode, in_order, name_of
 from penstock.checkpoint.storage import CheckpointStorage, open_place, place_of
 from penstock.core.config import load_json
-from penstock.core.errors import CheckpointError, UsageError
+from penstock.core.errors import CheckpointDamaged, CheckpointError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,18 @@ def find(path: Path, *, step: int | None = None) -> SavedCheckpoint:
         )
     state = "has no complete checkpoint" if path.is_dir() else "does not exist"
     raise CheckpointError(f"{path} {state}", fix="Give the folder of a run, a checkpoint or a model.")
+
+
+def newest_meta(candidates: Sequence[SavedCheckpoint]) -> Meta | None:
+    """Return what the newest checkpoint with an intact index says of its run; None: there is none.
+
+    Args:
+        candidates: oldest first.
+    """
+    for saved in reversed(candidates):
+        with suppress(CheckpointDamaged):
+            return saved.index().meta
+    return None
 
 
 def to_remove(steps: Sequence[int], *, written: int, keep: int, keep_every: int, best: int = 0) -> list[int]:

@@ -1,12 +1,11 @@
 """Kernels of a run: chosen by rank 0 for all ranks, recorded in each checkpoint, and used again on resume."""
 
-from contextlib import suppress
-
 import torch
 
+from penstock.checkpoint.find import newest_meta
 from penstock.checkpoint.resume import agreed
 from penstock.core import config as configs
-from penstock.core.errors import CheckpointDamaged, ConfigError
+from penstock.core.errors import ConfigError
 from penstock.devices.kernel_choice import Operation, choose, is_measured, stored
 from penstock.devices.kernel_table import KernelTable
 from penstock.nn.kernels.trials import Heads, attention_operations
@@ -71,13 +70,11 @@ def operations_of(
 
 def recorded_kernels(config: TrainConfig) -> KernelTable:
     """Return the kernels of the newest checkpoint with an intact index; empty: there are none."""
-    for saved in reversed(checkpoints(config)):
-        with suppress(CheckpointDamaged):
-            raw = saved.index().meta.kernels
-            with suppress(ConfigError):  # of a newer version
-                return configs.build(KernelTable, raw)
-            break
-    return KernelTable()
+    meta = newest_meta(checkpoints(config))
+    try:
+        return KernelTable() if meta is None else configs.build(KernelTable, meta.kernels)
+    except ConfigError:  # of a newer version
+        return KernelTable()
 
 
 def shown_kernels(config: TrainConfig, layout: RankLayout, device: torch.device) -> dict[str, str]:

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.checkpoint.find import saved_in
+from penstock.checkpoint.find import newest_meta, saved_in
 from penstock.checkpoint.storage import place_in
 from penstock.core import config as configs
 from penstock.core.config import Raw
-from penstock.core.errors import CheckpointDamaged, ConfigError, PenstockError
+from penstock.core.errors import ConfigError, PenstockError
 from penstock.data.corpus.open import holds_conversations
 from penstock.data.packing import PACKERS, PADDING_RULES
 from penstock.obs.metric_names import RECIPE_FILE
@@ -59,11 +59,8 @@ def _packing_before(raw: Raw) -> str | None:
     with suppress(PenstockError, OSError, KeyError, TypeError):
         return str(configs.load_json(Path(folder) / RECIPE_FILE)["data"]["packing"])
     place = checkpoint.get("dir") if isinstance(checkpoint, dict) else None
-    for saved in reversed(saved_in(place_in(Path(folder), str(place or "")))):
-        with suppress(CheckpointDamaged):
-            packing: str | None = saved.index().meta.loader.get("packing")
-            return packing
-    return None
+    meta = newest_meta(saved_in(place_in(Path(folder), str(place or ""))))
+    return None if meta is None else meta.loader.get("packing")
 
 
 def _cuts(given: object, chats: Sequence[str]) -> ConfigError:

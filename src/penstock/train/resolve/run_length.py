@@ -7,13 +7,13 @@ computes them again, from where the run is.
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from penstock.checkpoint.find import newest_meta
 from penstock.core import config as configs
-from penstock.core.errors import CheckpointDamaged, ConfigError, PenstockError
+from penstock.core.errors import ConfigError, PenstockError
 from penstock.obs.metric_names import RECIPE_FILE
 from penstock.train.data_setup import checkpoints, train_loader
 from penstock.train.recipe.config import TrainConfig
@@ -63,10 +63,8 @@ def _rows_of(data: Mapping[str, Any]) -> list[Any]:  # Any: JSON values
 def _counted_steps(config: TrainConfig, epochs: float) -> int:
     """Return the steps of the epochs: rounded up, or down where a cap on epochs leaves no rows for more."""
     loader = train_loader(config, rank=0, world_size=1, num_workers=0, deliver="numpy")
-    for saved in reversed(checkpoints(config)):
-        with suppress(CheckpointDamaged):
-            loader.load_state_dict(saved.index().meta.loader, on_change="apply")
-            break
+    if (meta := newest_meta(checkpoints(config))) is not None:
+        loader.load_state_dict(meta.loader, on_change="apply")
     steps = loader.steps_of_epochs(epochs)
     supply = loader.num_samples
     if steps > 1 and supply is not None and int(loader.samples_of(steps - 1)[-1]) >= supply:
