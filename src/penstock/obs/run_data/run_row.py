@@ -24,6 +24,7 @@ from penstock.obs.metric_names import (
 from penstock.obs.run_data.discover import FoundRun, shown
 from penstock.obs.run_data.run_files import FileStamp, RunFiles
 from penstock.obs.sinks import Record
+from penstock.obs.sinks.jsonl import record_of
 
 RunState = Literal["training", "stopped", "finished", "failed", "stalled"]
 
@@ -271,21 +272,13 @@ def _records(content: bytes, *, is_start: bool) -> tuple[list[Record], float | N
     last: Record | None = None
     for line in reversed(lines if is_start else lines[1:]):
         if b'"start"' in line or b'"early_stop"' in line:
-            if (record := _decoded(line)) is not None:
+            if (record := record_of(line)) is not None:
                 found.insert(0, record)
         elif last is None and b'"loss"' in line:
-            record = _decoded(line)
+            record = record_of(line)
             last = record if record is not None and "loss" in record and "event" not in record else None
     times = [float(time) for time in _STEP_S.findall(content)[-_PACE_STEPS:]]
     return [*found, *([] if last is None else [last])], median(times) if times else None
-
-
-def _decoded(line: bytes) -> Record | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
 
 
 def _is_saved(folder: Path, recipe: Mapping[str, Any], step: int) -> bool:

@@ -24,7 +24,7 @@ def read_records(path: Path) -> list[Record]:
     lines = path.read_text(encoding="utf-8").splitlines()
     records = []
     for number, line in enumerate(lines, start=1):
-        record = _parsed(line)
+        record = record_of(line)
         if record is not None:
             records.append(record)
         elif number < len(lines):
@@ -33,10 +33,11 @@ def read_records(path: Path) -> list[Record]:
     return records
 
 
-def _parsed(line: str) -> Record | None:
+def record_of(line: str | bytes) -> Record | None:
+    """Return the record of a line; None: it is none."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
 
