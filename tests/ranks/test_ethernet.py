@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.rank_batches import RankBatches
+from tests.rank_batches import RankBatches, import_compiler
 
 from penstock.core import config as configs
 from penstock.nn.dtensor import detached_local
@@ -39,7 +39,7 @@ MODEL = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-TWO_BLOCKS = MODEL | {"num_hidden_layers": 2}  # where a block is dear
+TWO_BLOCKS = MODEL | {"num_hidden_layers": 2}
 INF = math.inf
 LEVERS: dict[str, dict[str, Any]] = {
     "overlap": {},
@@ -70,7 +70,7 @@ LAYOUTS: list[tuple[int, dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
         BREADTH_FIRST,
         DEPTH_FIRST + OTHERS,
     ),
-    (4, {"parallel": {"pipeline": 2}}, ("operations",), ("window", "overlap")),
+    (4, {"parallel": {"pipeline": 2}, "model": MODEL}, ("operations",), ("window", "overlap")),
     (8, {"parallel": {"pipeline": 2, "hierarchy": "hybrid"}}, (), ("overlap",)),
     (
         2,
@@ -80,13 +80,16 @@ LAYOUTS: list[tuple[int, dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
     ),
     (
         2,
-        {"recompute": {"policy": "full"}, "model": MODEL | {"tie_word_embeddings": True}},
+        {"recompute": {"policy": "full"}, "model": TWO_BLOCKS | {"tie_word_embeddings": True}},
         DEPTH_FIRST,
         BREADTH_FIRST + OTHERS,
     ),
 ]
 """Ranks, sections of the recipe, levers here, and levers of check_ethernet.py."""
-HERE = [(ranks, sections, levers) for ranks, sections, levers, _ in LAYOUTS if levers]
+HERE = [
+    (ranks, {"model": TWO_BLOCKS, **sections}, levers) for ranks, sections, levers, _ in LAYOUTS if levers
+]
+"""In blocks as few as keep, free and reduce in turn; check_ethernet.py has four where a layout names none."""
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +124,7 @@ def batches_of(layouts, corpus, folder) -> RankBatches[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def in_layouts(corpus, tmp_path_factory):
+    import_compiler()
     return batches_of(HERE, corpus, tmp_path_factory.mktemp("layouts"))
 
 
