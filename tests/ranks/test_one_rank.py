@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from tests.peft_loop import folder_of
+from tests.rank_batches import import_compiler
 from transformers import Qwen3Config
 
 from penstock.nn.dtensor import detached_local
@@ -108,6 +109,7 @@ def trained(recipe, world, *, with_fsdp, backend="aot_eager", stop_at=None):
 def found(corpus, base, tmp_path_factory):
     """What each way trains with FSDP and without, by rank; ways of as many ranks in the same processes."""
     folder, found = tmp_path_factory.mktemp("ways"), {}
+    import_compiler()
 
     def both(way, world):
         settings = {name: of for name, of in WAYS[way].items() if name not in ("ranks", "starts")}
@@ -142,17 +144,33 @@ def test_losses_and_weights_are_those_of_fsdp_to_the_bit(way, found):
         assert not different
 
 
-@pytest.mark.parametrize("way", ["bfloat16", "masters", "tied"])
-@pytest.mark.parametrize("with_fsdp", [True, False], ids=["by-fsdp-first", "by-fsdp-last"])
-def test_a_checkpoint_of_each_opens_in_the_other_with_every_bit(corpus, tmp_path, way, with_fsdp):
-    whole, parts = (recipe_of(corpus, tmp_path / name, **WAYS[way]) for name in ("whole", "parts"))
+REOPENED = [(way, with_fsdp) for way in ("bfloat16", "masters", "tied") for with_fsdp in (True, False)]
 
-    def in_turn(world):
-        first, _ = trained(parts, world, with_fsdp=with_fsdp, stop_at=1)
-        rest, tensors = trained(parts, world, with_fsdp=not with_fsdp)
-        return trained(whole, world, with_fsdp=False), (first + rest, tensors)
 
-    (((expected, theirs), (steps, ours)),) = on_ranks(in_turn, ranks=1)
+@pytest.fixture(scope="module")
+def reopened(corpus, tmp_path_factory):
+    """What a way trains whose first step is with FSDP, or the rest of them, in the same process."""
+    recipes = {
+        (way, with_fsdp): recipe_of(corpus, tmp_path_factory.mktemp("parts"), **WAYS[way])
+        for way, with_fsdp in REOPENED
+    }
+
+    def in_turn(recipe, world, with_fsdp):
+        first, _ = trained(recipe, world, with_fsdp=with_fsdp, stop_at=1)
+        rest, tensors = trained(recipe, world, with_fsdp=not with_fsdp)
+        return first + rest, tensors
+
+    (found,) = on_ranks(
+        lambda world: {case: in_turn(recipe, world, case[1]) for case, recipe in recipes.items()}, ranks=1
+    )
+    return found
+
+
+@pytest.mark.parametrize("case", REOPENED, ids=str)
+def test_a_checkpoint_of_each_opens_in_the_other_with_every_bit(reopened, found, case):
+    way, _ = case
+    ((_, (expected, theirs)),) = found[way]
+    steps, ours = reopened[case]
     assert steps == expected
     assert len(steps) == STEPS
     assert ours.keys() == theirs.keys()
