@@ -3,6 +3,7 @@
 import copy
 import json
 import queue
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -125,18 +126,26 @@ def logits_of(model, ids=IDS, cu_seqlens=None):
     return model(ids[None], cu_seqlens=cu_seqlens)[0]
 
 
-def test_an_adapter_changes_what_peft_changes(base, tmp_path):
+@pytest.fixture(scope="module")
+def saved(base, tmp_path_factory):
+    """Adapters of a base by kind: each one's folder, and the logits that PEFT gives for IDS."""
+    where = tmp_path_factory.mktemp("saved")
+    return {
+        kind: (where / kind, save_adapter(base[1], where / kind, kind, seed=seed))
+        for seed, kind in enumerate(KINDS)
+    }
+
+
+def test_an_adapter_changes_what_peft_changes(base, saved):
     folder, theirs = base
     with torch.no_grad():
         plain = theirs(IDS[None]).logits[0]
     model = load_pretrained(folder)
     adapters = Adapters(model, model.config)
-    expected = {}
-    for seed, kind in enumerate(KINDS):
-        expected[kind] = save_adapter(theirs, tmp_path / kind, kind, seed=seed)
-        adapters.add(kind, tmp_path / kind)
-        assert (expected[kind] - plain).abs().max() > 0.01
-    for kind, logits in expected.items():
+    for kind, (where, logits) in saved.items():
+        adapters.add(kind, where)
+        assert (logits - plain).abs().max() > 0.01
+    for kind, (_, logits) in saved.items():
         adapters.begin(of_tokens(adapters.indexes[kind]))
         torch.testing.assert_close(logits_of(model), logits, rtol=1e-4, atol=1e-4)
     adapters.begin(of_tokens(-1))
@@ -278,11 +287,18 @@ def test_peft_opens_attention_with_sinks_that_penstock_trained_whole(tmp_path):
     torch.testing.assert_close(logits_of(merged), expected, rtol=1e-4, atol=1e-4)
 
 
-def refused(base, tmp_path, *, settings=None, tensors=None):
-    """Return the message with which an adapter is refused whose files were changed."""
-    folder, theirs = base
-    where = tmp_path / "adapter"
-    save_adapter(theirs, where, "two-layers", seed=0)
+@pytest.fixture(scope="module")
+def sound(one_base, tmp_path_factory):
+    """An adapter that nothing is wrong with."""
+    folder = tmp_path_factory.mktemp("sound")
+    save_adapter(one_base[1], folder, "two-layers", seed=0)
+    return folder
+
+
+def refused(base, sound, tmp_path, *, settings=None, tensors=None):
+    """Return the message with which a copy of an adapter is refused whose files were changed."""
+    folder, _ = base
+    where = shutil.copytree(sound, tmp_path / "adapter")
     config = json.loads((where / "adapter_config.json").read_text())
     (where / "adapter_config.json").write_text(json.dumps({**config, **(settings or {})}))
     stored = load_file(where / "adapter_model.safetensors")
@@ -315,8 +331,8 @@ def refused(base, tmp_path, *, settings=None, tensors=None):
         ({"r": 4}, "have shapes {'A': (8, "),
     ],
 )
-def test_settings_that_are_not_understood_are_refused(one_base, tmp_path, settings, said):
-    assert said in refused(one_base, tmp_path, settings=settings)
+def test_settings_that_are_not_understood_are_refused(one_base, sound, tmp_path, settings, said):
+    assert said in refused(one_base, sound, tmp_path, settings=settings)
 
 
 HEAD = "base_model.model.model.layers"
@@ -339,28 +355,28 @@ HEAD = "base_model.model.model.layers"
         (f"{HEAD}.0.mlp.down_proj.lora_A.weight", (8, 51), "the tensors of layers.0.mlp.down have shapes"),
     ],
 )
-def test_tensors_that_do_not_belong_to_the_model_are_refused(one_base, tmp_path, name, shape, said):
-    assert said in refused(one_base, tmp_path, tensors={name: torch.zeros(shape)})
+def test_tensors_that_do_not_belong_to_the_model_are_refused(one_base, sound, tmp_path, name, shape, said):
+    assert said in refused(one_base, sound, tmp_path, tensors={name: torch.zeros(shape)})
 
 
-def test_numbers_that_are_not_finite_are_refused(one_base, tmp_path):
+def test_numbers_that_are_not_finite_are_refused(one_base, sound, tmp_path):
     name = f"{HEAD}.1.mlp.down_proj.lora_B.weight"
-    said = refused(one_base, tmp_path, tensors={name: torch.full((32, 8), float("nan"))})
+    said = refused(one_base, sound, tmp_path, tensors={name: torch.full((32, 8), float("nan"))})
     assert "layers.1.mlp.down have non-finite values" in said
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int64])
-def test_numbers_that_cannot_be_computed_with_are_refused(one_base, tmp_path, dtype):
+def test_numbers_that_cannot_be_computed_with_are_refused(one_base, sound, tmp_path, dtype):
     name = f"{HEAD}.1.mlp.down_proj.lora_B.weight"
-    said = refused(one_base, tmp_path, tensors={name: torch.zeros(32, 8).to(dtype)})
+    said = refused(one_base, sound, tmp_path, tensors={name: torch.zeros(32, 8).to(dtype)})
     assert f"are neither float16, bfloat16 nor float32 (got '{str(dtype)[6:]}')" in said
 
 
-def test_pickles_damaged_files_and_other_folders_are_refused(one_base, tmp_path):
+def test_pickles_damaged_files_and_other_folders_are_refused(one_base, sound, tmp_path):
     config = read_config(one_base[0])
     with pytest.raises(ModelError, match=r"has no adapter_config\.json"):
         read_adapter(tmp_path, config)
-    save_adapter(one_base[1], tmp_path / "a", "two-layers", seed=0)
+    shutil.copytree(sound, tmp_path / "a")
     weights = tmp_path / "a" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(ModelError, match="cannot be read"):
@@ -381,24 +397,22 @@ def test_the_folder_that_peft_made_below_is_named(one_base, tmp_path):
         read_adapter(tmp_path / "other", read_config(one_base[0]))
 
 
-def test_a_setting_that_is_not_understood_is_found_before_the_model_is_read(one_base, tmp_path):
-    save_adapter(one_base[1], tmp_path / "adapter", "two-layers", seed=0)
+def test_a_setting_that_is_not_understood_is_found_before_the_model_is_read(one_base, sound, tmp_path):
+    shutil.copytree(sound, tmp_path / "adapter")
     (tmp_path / "adapter" / "adapter_config.json").write_text('{"peft_type": "IA3"}')
     (tmp_path / "config.json").write_bytes((one_base[0] / "config.json").read_bytes())  # no weights there
     with pytest.raises(ModelError, match="adapters must be LoRA"):
         build_engine(tmp_path, settings(adapters={"a": tmp_path / "adapter"}))
 
 
-def test_adapters_of_one_name_are_refused(one_base, tmp_path):
-    folder, theirs = one_base
-    model = load_pretrained(folder)
-    save_adapter(theirs, tmp_path / "a", "two-layers", seed=0)
+def test_adapters_of_one_name_are_refused(one_base, sound):
+    model = load_pretrained(one_base[0])
     adapters = Adapters(model, model.config)
-    adapters.add("a", tmp_path / "a")
+    adapters.add("a", sound)
     with pytest.raises(UsageError, match="An adapter of that name exists"):
-        adapters.add("a", tmp_path / "a")
+        adapters.add("a", sound)
     with pytest.raises(UsageError, match="name of an adapter is empty"):
-        adapters.add("", tmp_path / "a")  # it would have changed every answer of the base
+        adapters.add("", sound)  # it would have changed every answer of the base
 
 
 PROMPTS = [(5, 9, 3, 101, 7, 44), (60,), tuple(range(20, 60))]
@@ -432,6 +446,21 @@ def world(one_base, tmp_path_factory):
     """A base, its adapters, and what is expected of each for each prompt."""
     folder, theirs = one_base
     return folder, *with_adapters(theirs, tmp_path_factory.mktemp("adapters"), KINDS)
+
+
+@pytest.fixture(scope="module")
+def of_families(tmp_path_factory):
+    """A function that returns the base of a family and what `with_adapters` does; once for each family."""
+    known = {}
+
+    def of(family, kinds):
+        if (family, kinds) not in known:
+            folder = tmp_path_factory.mktemp(family)
+            theirs = save_tiny_model(family, folder / "base")
+            known[family, kinds] = folder / "base", *with_adapters(theirs, folder, kinds)
+        return known[family, kinds]
+
+    return of
 
 
 def settings(**more):
@@ -481,12 +510,9 @@ def test_an_adapter_for_whose_factors_there_is_no_memory_is_not_added(one_base, 
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`")
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("family", ["llama", "granite", "gemma2"])  # the latter divide and cap logits
-def test_adapters_of_the_output_matrix_get_the_tokens_of_peft(tmp_path, family, ranks):
-    theirs = save_tiny_model(family, tmp_path / "base")
-    where, expected = with_adapters(theirs, tmp_path, [*OF_OUTPUT, "two-layers"])
-    engine = build_engine(
-        tmp_path / "base", settings(adapters=where, tensor_parallel=ranks, tokens_per_step=32)
-    )
+def test_adapters_of_the_output_matrix_get_the_tokens_of_peft(of_families, family, ranks):
+    base, where, expected = of_families(family, (*OF_OUTPUT, "two-layers"))
+    engine = build_engine(base, settings(adapters=where, tensor_parallel=ranks, tokens_per_step=32))
     try:
         assert tokens_of(engine, list(expected)) == list(expected.values())
         engine.remove_adapter("output")
@@ -498,16 +524,15 @@ def test_adapters_of_the_output_matrix_get_the_tokens_of_peft(tmp_path, family, 
 
 @pytest.mark.parametrize("path", ["whole steps", "modules", "two ranks"])
 @pytest.mark.parametrize("family", ["gemma3", "exaone4", "smollm3"])
-def test_adapters_of_models_with_windows_in_turn_get_the_tokens_of_peft(tmp_path, monkeypatch, family, path):
-    theirs = save_tiny_model(family, tmp_path / "base")
-    where, expected = with_adapters(theirs, tmp_path, ["every-layer", "patterns", "dora"])
+def test_adapters_of_models_with_windows_in_turn_get_the_tokens_of_peft(
+    of_families, monkeypatch, family, path
+):
+    base, where, expected = of_families(family, ("every-layer", "patterns", "dora"))
     if path == "modules":
         monkeypatch.setattr(native, "is_available", lambda: False)
     ranks = 2 if path == "two ranks" else 1
-    engine = build_engine(
-        tmp_path / "base", settings(adapters=where, tensor_parallel=ranks, tokens_per_step=32)
-    )
-    assert len(cache_groups(read_config(tmp_path / "base").windows, context=64)) == 2
+    engine = build_engine(base, settings(adapters=where, tensor_parallel=ranks, tokens_per_step=32))
+    assert len(cache_groups(read_config(base).windows, context=64)) == 2
     try:
         for asked in (list(expected), list(reversed(expected))):  # the second time prompts are found computed
             assert tokens_of(engine, asked) == [expected[each] for each in asked]
@@ -581,13 +606,13 @@ def test_an_adapter_in_use_is_not_removed(world):
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS | OF_OUTPUT if "dora" in kind])
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`")
-def test_dora_gives_the_logits_of_peft_merged_or_not(base, tmp_path, kind):
+def test_dora_gives_the_logits_of_peft_merged_or_not(base, saved, tmp_path, kind):
     folder, theirs = base
     if kind == "output-dora" and theirs.config.tie_word_embeddings:
         pytest.skip("the output matrix is the embedding")
-    expected = save_adapter(theirs, tmp_path / "adapter", kind, seed=3)
-    merged = adapted(theirs, tmp_path / "adapter").merge_and_unload()
-    engine = build_engine(folder, settings(adapters={"a": tmp_path / "adapter"}))
+    where, expected = saved.get(kind) or (tmp_path, save_adapter(theirs, tmp_path, kind, seed=3))
+    merged = adapted(theirs, where).merge_and_unload()
+    engine = build_engine(folder, settings(adapters={"a": where}))
     found = logits_of_engine(engine, IDS, "a")
     engine.close()
     scale = expected.abs().max()
