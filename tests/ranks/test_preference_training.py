@@ -5,12 +5,14 @@ Losses agree to 1e-5 of themselves: float32 sums in another order, and nothing e
 
 import dataclasses
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.peft_loop import folder_of
 from tests.preferences import VOCAB, answers, pairs_corpus, recipe_of, thumbs_corpus
+from tests.rank_batches import RankBatches
 from transformers import LlamaConfig
 
 from penstock.core.config import load_json
@@ -54,7 +56,7 @@ COMPARED = (
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory):
     where = tmp_path_factory.mktemp("corpora")
-    pairs, thumbs = pairs_corpus(where / "pairs", answers(200)), thumbs_corpus(where / "thumbs", answers(200))
+    pairs, thumbs = pairs_corpus(where / "pairs", answers(120)), thumbs_corpus(where / "thumbs", answers(200))
     return {"dpo": pairs, "simpo": pairs, "kto": thumbs}
 
 
@@ -96,50 +98,69 @@ def check_alike(found, expected):
         assert one == pytest.approx(other, rel=1e-4, abs=1e-5)
 
 
+Case = tuple[str, str, int, dict[str, Any]]
+"""Loss, method, ranks, and options of `recipe_of`."""
+ALONE: list[Case] = [
+    (kind, method, 1, {})
+    for kind in LOSSES
+    for method in ("full", "lora")
+    if (kind, method) != ("simpo", "lora")
+]
+LAYOUTS: list[Case] = [
+    ("dpo", "full", 1, {"rows": 4}),
+    ("dpo", "lora", 4, {"context": 2, "tensor": 2, "rows": 4}),
+    ("dpo", "full", 2, {"pipeline": 2, "rows": 3}),
+    ("simpo", "full", 2, {"rows": 3}),
+    ("kto", "full", 2, {"context": 2}),
+    ("kto", "lora", 4, {"pipeline": 2, "rows": 3}),
+]
+BREADTH_FIRST: Case = ("dpo", "full", 2, {"rows": 2})
+
+
+def tune_of(kind, method):
+    return LOSSES[kind] | (LORA if method == "lora" else {})
+
+
 @pytest.fixture(scope="module")
-def alone(corpora, start, tmp_path_factory):
-    """Records of one process, each loss computed once."""
-    known = {}
+def found(corpora, start, tmp_path_factory):
+    """A function that returns what each rank of a case trains; each case has a cache of its own."""
+    where, recipes = tmp_path_factory.mktemp("runs"), {}
+    for number, case in enumerate([*ALONE, *LAYOUTS, BREADTH_FIRST]):
+        kind, method, _, options = case
+        recipe = recipe_of(corpora[kind], start, where / str(number), tune_of(kind, method), **options)
+        if case is BREADTH_FIRST:
+            recipe = dataclasses.replace(recipe, ethernet=EthernetConfig(schedule="breadth_first"))
+        recipes[str(case)] = recipe
 
-    def run(kind, method):
-        if (kind, method) not in known:
-            folder = tmp_path_factory.mktemp(f"alone-{kind}-{method}")
-            tune = LOSSES[kind] | (LORA if method == "lora" else {})
-            recipe = recipe_of(corpora[kind], start, folder, tune)
-            (records,) = on_ranks(lambda world: trained(recipe, world), ranks=1)
-            known[kind, method] = compared(records)
-        return known[kind, method]
+    def work(case, world):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PENSTOCK_CACHE", f"{recipes[case].run.dir}-cache")
+            return compared(trained(recipes[case], world))
 
-    return run
-
-
-@pytest.mark.parametrize(
-    ("kind", "method", "ranks", "options"),
-    [
-        ("dpo", "full", 1, {"rows": 4}),
-        ("dpo", "lora", 4, {"context": 2, "tensor": 2, "rows": 4}),
-        ("dpo", "full", 2, {"pipeline": 2, "rows": 3}),
-        ("simpo", "full", 2, {"rows": 3}),
-        ("kto", "full", 2, {"context": 2}),
-        ("kto", "lora", 4, {"pipeline": 2, "rows": 3}),
-    ],
-    ids=str,
-)
-def test_losses_and_rewards_are_those_of_one_process(
-    alone, corpora, start, tmp_path, kind, method, ranks, options
-):
-    tune = LOSSES[kind] | (LORA if method == "lora" else {})
-    recipe = recipe_of(corpora[kind], start, tmp_path / "run", tune, **options)
-    expected = alone(kind, method)
-    for records in on_ranks(lambda world: trained(recipe, world), ranks=ranks):
-        check_alike(compared(records), expected)
+    batches = RankBatches({str(case): case[2] for case in [*ALONE, *LAYOUTS, BREADTH_FIRST]}, work)
+    return lambda case: batches.of(str(case))
 
 
-def test_breadth_first_micro_batches_have_the_same_losses(alone, corpora, start, tmp_path):
-    recipe = recipe_of(corpora["dpo"], start, tmp_path / "run", LOSSES["dpo"], rows=2)
-    recipe = dataclasses.replace(recipe, ethernet=EthernetConfig(schedule="breadth_first"))
-    for records in on_ranks(lambda world: trained(recipe, world), ranks=2):
-        check_alike(compared(records), alone("dpo", "full"))
+@pytest.fixture(scope="module")
+def alone(found):
+    """A function that returns the records of one process."""
+
+    def of(kind, method):
+        (records,) = found((kind, method, 1, {}))
+        return records
+
+    return of
+
+
+@pytest.mark.parametrize("case", LAYOUTS, ids=str)
+def test_losses_and_rewards_are_those_of_one_process(alone, found, case):
+    for records in found(case):
+        check_alike(records, alone(*case[:2]))
+
+
+def test_breadth_first_micro_batches_have_the_same_losses(alone, found):
+    for records in found(BREADTH_FIRST):
+        check_alike(records, alone("dpo", "full"))
 
 
 def test_the_first_loss_is_that_of_no_preference(alone):
@@ -206,17 +227,33 @@ def test_a_reference_pass_that_is_stopped_goes_on_where_it_was(corpora, start, t
     assert interrupted == pytest.approx(column(), rel=1e-5)
 
 
+@pytest.fixture(scope="module")
+def accuracies(start, tmp_path_factory):
+    """Held-out accuracy of each method before and after, where one token's ending is preferred.
+
+    Of two answers that a model finds equally good.
+    """
+    where = tmp_path_factory.mktemp("stated")
+    pairs = [(prompt, [*answer[:2], 7], [*answer[:2], 8]) for prompt, answer, _ in answers(300, seed=1)]
+    corpus = pairs_corpus(where / "c", pairs)
+    dpo = {"loss": "dpo", "beta": 0.1}
+    recipes = {
+        method: recipe_of(corpus, start, where / method, dpo | more, steps=24, batch=8, rate=1e-2)
+        for method, more in (("full", {}), ("lora", LORA))
+    }
+
+    def work(world):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PENSTOCK_CACHE", str(where / "cache"))
+            return {method: preferred(recipe, world) for method, recipe in recipes.items()}
+
+    (found,) = on_ranks(work, ranks=1)
+    return found
+
+
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_a_stated_preference_moves_from_a_half_to_nine_tenths(start, tmp_path, method):
-    """Of two answers that a model finds equally good, one token's ending is preferred: held-out accuracy."""
-    pairs = []
-    for prompt, answer, _ in answers(300, seed=1):
-        pairs.append((prompt, [*answer[:2], 7], [*answer[:2], 8]))
-    corpus = pairs_corpus(tmp_path / "c", pairs)
-    tune = {"loss": "dpo", "beta": 0.1} | (LORA if method == "lora" else {})
-    recipe = recipe_of(corpus, start, tmp_path / "run", tune, steps=24, batch=8, rate=1e-2)
-    (records,) = on_ranks(lambda world: preferred(recipe, world), ranks=1)
-    before, after = records
+def test_a_stated_preference_moves_from_a_half_to_nine_tenths(accuracies, method):
+    before, after = accuracies[method]
     assert 0.3 < before < 0.7
     assert after > 0.9
 
