@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from tests.islands import PlainIslands, counting_corpus, losses_of, recipe_of, trained, whole
+from tests.rank_batches import RankBatches
 
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
@@ -75,14 +76,25 @@ def islands_of_one(corpus, tmp_path_factory):
     return records, weights
 
 
-@pytest.mark.parametrize("axis", ["tensor", "context", "pipeline"])
-def test_islands_of_two_ranks_train_as_islands_of_one(corpus, tmp_path, islands_of_one, axis):
+AXES = ("tensor", "context", "pipeline")
+
+
+@pytest.fixture(scope="module")
+def islands_of_two(corpus, tmp_path_factory):
+    """What each rank of islands of two ranks trains, by the axis that the two share."""
+    folder, recipes = tmp_path_factory.mktemp("two"), {}
+    for axis in AXES:
+        data = {"micro_batch_size": 2} if axis == "pipeline" else {}
+        two = recipe_of(corpus, folder / axis, outer=OF_TWO, parallel={"shard": 1, axis: 2})
+        recipes[axis] = dataclasses.replace(two, data=dataclasses.replace(two.data, **data))
+    return RankBatches(dict.fromkeys(AXES, 4), lambda axis, world: trained(recipes[axis], world))
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_islands_of_two_ranks_train_as_islands_of_one(islands_of_one, islands_of_two, axis):
     """An island's model is spread over its ranks; 2e-5: sums of float32 in yet another order."""
-    data = {"micro_batch_size": 2} if axis == "pipeline" else {}
-    two = recipe_of(corpus, tmp_path / "two", outer=OF_TWO, parallel={"shard": 1, axis: 2})
-    two = dataclasses.replace(two, data=dataclasses.replace(two.data, **data))
     records, weights = islands_of_one
-    for found, shown, _ in on_ranks(lambda world: trained(two, world), ranks=4):
+    for found, shown, _ in islands_of_two.of(axis):
         assert losses_of(found) == pytest.approx(losses_of(records), abs=2e-5)
         assert [r["grad_norm"] for r in found] == pytest.approx([r["grad_norm"] for r in records], rel=1e-4)
         for name, weight in shown.items():

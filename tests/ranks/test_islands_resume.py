@@ -1,10 +1,12 @@
 """Checkpoints of islands: between two meetings, on as many islands, on more, on fewer, on none before."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from tests.islands import counting_corpus, losses_of, recipe_of, trained, whole
+from tests.rank_batches import RankBatches
 
 from penstock.checkpoint.open_model import open_model
 from penstock.checkpoint.tensors import training_tensors
@@ -32,11 +34,24 @@ def unstopped(corpus, tmp_path_factory):
     return on_ranks(lambda world: trained(recipe, world), ranks=2)
 
 
-@pytest.mark.parametrize("stop_at", [4, 7, 8], ids=["in flight", "in flight again", "turned"])
-def test_a_run_stopped_between_two_meetings_resumes_to_the_same_bits(corpus, tmp_path, unstopped, stop_at):
-    cut = recipe_of(corpus, tmp_path, outer=STREAMING)
-    first = on_ranks(lambda world: trained(cut, world, stop_at=stop_at), ranks=2)
-    rest = on_ranks(lambda world: trained(cut, world), ranks=2)
+STOPS = {"in flight": 4, "in flight again": 7, "turned": 8}
+
+
+@pytest.fixture(scope="module")
+def stopped(corpus, tmp_path_factory):
+    """What each of two ranks trains up to each stop, and what two new processes train after it."""
+    folder = tmp_path_factory.mktemp("stopped")
+    recipes = {name: recipe_of(corpus, folder / name, outer=STREAMING) for name in STOPS}
+    first = on_ranks(
+        lambda world: {name: trained(r, world, stop_at=STOPS[name]) for name, r in recipes.items()}, ranks=2
+    )
+    rest = on_ranks(lambda world: {name: trained(r, world) for name, r in recipes.items()}, ranks=2)
+    return {name: ([found[name] for found in first], [found[name] for found in rest]) for name in STOPS}
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_run_stopped_between_two_meetings_resumes_to_the_same_bits(unstopped, stopped, stop):
+    first, rest = stopped[stop]
     assert any(not torch.equal(first[0][2][name], first[1][2][name]) for name in first[0][2]), (
         "islands differ"
     )
@@ -48,26 +63,42 @@ def test_a_run_stopped_between_two_meetings_resumes_to_the_same_bits(corpus, tmp
 MIXED = {"every": 5, "overlap": 1, "mixing": 0.5}
 
 
-@pytest.mark.parametrize(("islands", "outer"), [(1, {"every": 4}), (4, {"every": 4}), (4, MIXED)])
-def test_another_number_of_islands_begins_with_an_outer_step_of_the_saved_ones(
-    corpus, tmp_path, islands, outer
-):
-    """Stopped two steps after a meeting, or where islands kept something of their own; it is not lost."""
-    recipe = recipe_of(corpus, tmp_path, parallel={"replicate": -1, "shard": 1}, outer=outer)
+CHANGES: dict[str, tuple[int, dict[str, Any]]] = {
+    "one island": (1, {"every": 4}),
+    "four islands": (4, {"every": 4}),
+    "four islands, mixed": (4, MIXED),
+}
 
-    def until_6(world):
-        state = open_state(recipe, world)
-        records_of(state, recipe, world, stop_at=6)
+
+@pytest.fixture(scope="module")
+def changed(corpus, tmp_path_factory):
+    """What two islands hold after step 6, and what another number of them begins with and trains."""
+    folder, axes = tmp_path_factory.mktemp("changed"), {"replicate": -1, "shard": 1}
+    recipes = {
+        name: recipe_of(corpus, folder / name, parallel=axes, outer=outer)
+        for name, (_, outer) in CHANGES.items()
+    }
+
+    def until_6(name, world):
+        state = open_state(recipes[name], world)
+        records_of(state, recipes[name], world, stop_at=6)
         own = whole(dict(state.model.named_parameters()))
         return own, whole(state.outer.values), whole(state.outer.momenta)
 
-    def after_6(world):
-        state = open_state(recipe, world)
+    def after_6(name, world):
+        state = open_state(recipes[name], world)
         found = whole(dict(state.model.named_parameters()))
-        return state.step, found, whole(state.outer.values), records_of(state, recipe, world)
+        return state.step, found, whole(state.outer.values), records_of(state, recipes[name], world)
 
-    (one, outer, momentum), (other, _, _) = on_ranks(until_6, ranks=2)
-    results = on_ranks(after_6, ranks=islands)
+    before = RankBatches(dict.fromkeys(CHANGES, 2), until_6)
+    after = RankBatches({name: islands for name, (islands, _) in CHANGES.items()}, after_6)
+    return lambda name: (before.of(name), after.of(name))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_number_of_islands_begins_with_an_outer_step_of_the_saved_ones(changed, change):
+    """Stopped two steps after a meeting, or where islands kept something of their own; it is not lost."""
+    ((one, outer, momentum), (other, _, _)), results = changed(change)
     for step, found, values, records in results:
         assert step == 6
         assert losses_of(records) == losses_of(results[0][3])
@@ -92,25 +123,38 @@ def test_a_run_without_islands_goes_on_with_them(corpus, tmp_path):
         assert [record["step"] for record in records] == list(range(6, 13))
 
 
-@pytest.mark.parametrize("stop_at", [6, 8], ids=["between two meetings", "where they have met"])
-def test_a_run_with_islands_goes_on_without_them_as_one_with_one_island_would(corpus, tmp_path, stop_at):
+LEFT = {"between two meetings": 6, "where they have met": 8}
+
+
+@pytest.fixture(scope="module")
+def left(corpus, tmp_path_factory):
+    """A run of islands stopped at each step, as one island opens it and as two ranks without islands do."""
+    folder = tmp_path_factory.mktemp("left")
+    axes = {"replicate": -1, "shard": 1}
+    islands = {n: recipe_of(corpus, folder / n, parallel=axes, outer={"every": 4}) for n in LEFT}
+    plain = {name: recipe_of(corpus, folder / name) for name in LEFT}
+
+    def tensors(recipe, world):
+        state = open_state(recipe, world)
+        return whole(training_tensors(state.model, state.optimizer))
+
+    def go_on(world):
+        return {n: (tensors(plain[n], world), trained(plain[n], world)[0]) for n in LEFT}
+
+    on_ranks(lambda world: [trained(islands[n], world, stop_at=step) for n, step in LEFT.items()], ranks=2)
+    (expected,) = on_ranks(lambda world: {n: tensors(islands[n], world) for n in LEFT}, ranks=1)
+    of_ranks = on_ranks(go_on, ranks=2)
+    return {n: (expected[n], [found[n] for found in of_ranks]) for n in LEFT}
+
+
+@pytest.mark.parametrize("where", LEFT)
+def test_a_run_with_islands_goes_on_without_them_as_one_with_one_island_would(left, where):
     """The same outer step on both ranks, and the moments of the first island."""
-    islands = recipe_of(corpus, tmp_path, parallel={"replicate": -1, "shard": 1}, outer={"every": 4})
-    plain = recipe_of(corpus, tmp_path)
-
-    def opened(recipe):
-        return lambda world: whole(opened_tensors(open_state(recipe, world)))
-
-    def opened_tensors(state):
-        return training_tensors(state.model, state.optimizer)
-
-    on_ranks(lambda world: trained(islands, world, stop_at=stop_at), ranks=2)
-    (expected,) = on_ranks(opened(islands), ranks=1)
-    for found in on_ranks(opened(plain), ranks=2):
+    expected, of_ranks = left[where]
+    for found, records in of_ranks:
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
-    for records, _, _ in on_ranks(lambda world: trained(plain, world), ranks=2):
-        assert [record["step"] for record in records] == list(range(stop_at + 1, 13))
+        assert [record["step"] for record in records] == list(range(LEFT[where] + 1, 13))
 
 
 def test_every_sample_is_trained_on_once_while_islands_leave_and_join(corpus, tmp_path):
@@ -127,15 +171,36 @@ def test_every_sample_is_trained_on_once_while_islands_leave_and_join(corpus, tm
     assert not found.faults
 
 
-@pytest.mark.parametrize("weights", ["bfloat16_master", "bfloat16_stochastic"])
-def test_islands_keep_weights_in_bfloat16(corpus, tmp_path, weights):
+IN_BFLOAT16 = ("bfloat16_master", "bfloat16_stochastic")
+
+
+@pytest.fixture(scope="module")
+def in_bfloat16(corpus, tmp_path_factory):
+    """What each of two ranks trains at once and up to step 6, and what two new processes train after it."""
+    folder = tmp_path_factory.mktemp("bfloat16")
+    at_once, cut = (
+        {
+            weights: recipe_of(
+                corpus, folder / f"{weights}-{name}", outer={"every": 4}, precision={"weights": weights}
+            )
+            for weights in IN_BFLOAT16
+        }
+        for name in ("whole", "cut")
+    )
+    begun = on_ranks(
+        lambda world: {
+            n: (trained(at_once[n], world), trained(cut[n], world, stop_at=6)) for n in IN_BFLOAT16
+        },
+        ranks=2,
+    )
+    resumed = on_ranks(lambda world: {n: trained(cut[n], world) for n in IN_BFLOAT16}, ranks=2)
+    return {n: list(zip([f[n] for f in begun], [f[n] for f in resumed], strict=True)) for n in IN_BFLOAT16}
+
+
+@pytest.mark.parametrize("weights", IN_BFLOAT16)
+def test_islands_keep_weights_in_bfloat16(in_bfloat16, weights):
     """The outer weights are float32 either way; resumed in the middle, all bits come back."""
-    sections = {"outer": {"every": 4}, "precision": {"weights": weights}}
-    at_once = recipe_of(corpus, tmp_path / "whole", **sections)
-    cut = recipe_of(corpus, tmp_path / "cut", **sections)
-    begun = on_ranks(lambda world: (trained(at_once, world), trained(cut, world, stop_at=6)), ranks=2)
-    resumed = on_ranks(lambda world: trained(cut, world), ranks=2)
-    for ((records, shown, own), _), (rest, found, _) in zip(begun, resumed, strict=True):
+    for ((records, shown, own), _), (rest, found, _) in in_bfloat16[weights]:
         assert losses_of(rest) == losses_of(records)[6:]
         assert all(torch.equal(found[name], shown[name]) for name in shown)
         assert {weight.dtype for weight in own.values()} == {torch.bfloat16}
