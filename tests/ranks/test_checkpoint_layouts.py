@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from tests.families import small_llama
+from tests.rank_batches import RankBatches
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -98,15 +99,22 @@ def equal(a: Whole, b: Whole) -> None:
 def test_a_run_moves_from_shards_to_slices_to_stages_to_one_process_with_every_bit(
     corpus: Path, tmp_path: Path
 ) -> None:
+    """Four ranks in four layouts in turn; then eight and one, which are new processes."""
     recipe = recipe_of(corpus, tmp_path / "run")
-    (_, first), *_ = on_ranks(lambda world: in_layout(recipe, world, steps=2), ranks=4)
-    found = on_ranks(lambda world: in_layout(recipe, world, steps=1, tensor=2), ranks=4)
-    for resumed, _ in found:
-        equal(resumed, first)
-    hybrid = on_ranks(lambda world: in_layout(recipe, world, steps=1, tensor=2, replicate=2), ranks=4)
-    for resumed, _ in hybrid:
-        equal(resumed, found[0][1])
-    staged = on_ranks(lambda world: in_layout(recipe, world, steps=1, pipeline=2), ranks=4)
+    layouts: list[tuple[int, dict[str, int]]] = [
+        (2, {}),
+        (1, {"tensor": 2}),
+        (1, {"tensor": 2, "replicate": 2}),
+        (1, {"pipeline": 2}),
+    ]
+    of_ranks = on_ranks(
+        lambda world: [in_layout(recipe, world, steps=steps, **parallel) for steps, parallel in layouts],
+        ranks=4,
+    )
+    shards, slices, hybrid, staged = zip(*of_ranks, strict=True)
+    for before, after in ((shards, slices), (slices, hybrid)):
+        for resumed, _ in after:
+            equal(resumed, before[0][1])
     equal(merged(resumed for resumed, _ in staged), hybrid[0][1])
     cube = on_ranks(lambda world: in_layout(recipe, world, steps=1, pipeline=2, tensor=2), ranks=8)
     equal(merged(resumed for resumed, _ in cube), merged(saved for _, saved in staged))
@@ -153,21 +161,30 @@ def spread(kind: str) -> dict[str, Tensor]:
 KINDS = ["copies", "hybrid", "columns", "twice the same dim"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_everything_is_written_once_by_even_shares_and_read_in_every_other_layout(
-    tmp_path: Path, kind: str
-) -> None:
-    def work(_: World) -> None:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RankBatches[None]]:
+    """A folder, in which ranks save each kind in one of its name, and read it as every other kind."""
+    folder = tmp_path_factory.mktemp("written")
+
+    def work(kind: str, _: World) -> None:
         tensors = spread(kind)
-        with Saver(place_in(tmp_path, ""), RetentionPolicy()) as saver:
+        with Saver(place_in(folder / kind, ""), RetentionPolicy()) as saver:
             saver.save(tensors, meta_of(1))
         for other in KINDS:
             found = {name: torch.zeros_like(tensor) for name, tensor in spread(other).items()}
-            load_into(find(tmp_path), found)
+            load_into(find(folder / kind), found)
             equal(whole(found), whole(tensors))
 
-    on_ranks(work, ranks=4)
-    index = find(tmp_path).index()
+    return folder, RankBatches(dict.fromkeys(KINDS, 4), work)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_everything_is_written_once_by_even_shares_and_read_in_every_other_layout(
+    written: tuple[Path, RankBatches[None]], kind: str
+) -> None:
+    folder, batches = written
+    batches.of(kind)
+    index = find(folder / kind).index()
     sizes = [entry.num_bytes - entry.header_bytes for entry in index.files.values()]
     assert sum(sizes) == 42 * 9_000 * 4 + 5 * 8 + 4 + 3, "each byte once"
     assert len(sizes) == 4
