@@ -1,7 +1,6 @@
 """Training on several gloo ranks against one process: same samples, same losses, same weights."""
 
 import dataclasses
-from functools import partial
 
 import pytest
 import torch
@@ -9,10 +8,7 @@ from torch.distributed.tensor import DTensor
 
 from penstock.checkpoint.layout import NUMERICS
 from penstock.obs.meter import StepMeter
-from penstock.parallel import apply as apply_module
 from penstock.parallel.activation_checkpointing_plan import RecomputeConfig
-from penstock.parallel.apply import compile_blocks
-from penstock.parallel.config import CompileConfig
 from penstock.parallel.mesh import join
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
@@ -120,20 +116,6 @@ def test_a_recipe_that_recomputes_trains_to_the_same_bits(corpus, tmp_path):
     )
     assert [r.get("loss") for r in found[0]] == [r.get("loss") for r in expected[0]]
     assert all(weight.equal(expected[1][name]) for name, weight in found[1].items())
-
-
-@pytest.mark.filterwarnings("ignore")  # the compiler warns of what it does itself
-def test_a_recipe_that_compiles_trains_the_same(corpus, tmp_path, monkeypatch):
-    """To the bit, as `aot_eager` runs the traced operators one by one."""
-    torch.compiler.reset()  # forked ranks know what this process compiled
-    plain, compiled = (recipe_of(corpus, tmp_path / name, steps=4) for name in ("plain", "compiled"))
-    compiled = dataclasses.replace(compiled, compile=CompileConfig(enabled=True))
-    monkeypatch.setattr(apply_module, "compile_blocks", partial(compile_blocks, backend="aot_eager"))
-    expected, found = (
-        on_ranks(lambda world, recipe=recipe: losses_of(recipe, world)[0], ranks=1)[0]
-        for recipe in (plain, compiled)
-    )
-    assert [r.get("loss") for r in found] == [r.get("loss") for r in expected]
 
 
 def test_training_learns_and_the_validation_loss_is_a_mean_over_heldout_rows(one_process):
