@@ -158,13 +158,25 @@ def expected(model, prompt, *, among=None):
     return tokens[len(prompt) :], own
 
 
+@pytest.fixture(scope="module")
+def known():
+    """What `served` is of each family."""
+    return {}
+
+
 @pytest.fixture
-def served(runs, bases, tmp_path, family):
+def served(runs, bases, known, tmp_path_factory, family):
     """Two adapters that give one id to different tokens, and requests with what merged models answer."""
-    folders = {"a": exported(runs[family][0], tmp_path / "a")}
-    folders["b"] = with_other_rows(folders["a"], tmp_path / "b", num=8)
+    if family not in known:
+        known[family] = requests_of(runs[family][0], bases[family], tmp_path_factory.mktemp(family))
+    return known[family]
+
+
+def requests_of(recipe, base, where):
+    folders = {"a": exported(recipe, where / "a")}
+    folders["b"] = with_other_rows(folders["a"], where / "b", num=8)
     models = {name: open_with_adapter(folder)[0] for name, folder in folders.items()}
-    models[None] = open_model(bases[family])[0].eval()
+    models[None] = open_model(base)[0].eval()
     shorter = tuple(token for token in PROMPT if token < OLD + 8)
     cases = [
         ("a", PROMPT, None),
