@@ -11,6 +11,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
+from tests.forked_workers import forked_workers
 from tests.tiny_models import CONFIGS, save_tiny_model
 from transformers import AutoModelForCausalLM
 
@@ -33,6 +34,8 @@ from penstock.nn import native
 from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.nn.linear.packed import can_multiply
 from penstock.train.recipe.tune_config import TuneConfig
+
+__all__ = ["forked_workers"]
 
 # of PEFT, which asks transformers in its old words
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -478,6 +481,7 @@ def tokens_of(engine, asked):
     return list(found.values())
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_requests_of_all_adapters_together_get_the_tokens_of_peft(world, ranks):
     folder, where, expected = world
@@ -507,6 +511,7 @@ def test_an_adapter_for_whose_factors_there_is_no_memory_is_not_added(one_base, 
     engine.remove_adapter("a")
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`")
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("family", ["llama", "granite", "gemma2"])  # the latter divide and cap logits
@@ -522,6 +527,7 @@ def test_adapters_of_the_output_matrix_get_the_tokens_of_peft(of_families, famil
         engine.close()
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("path", ["whole steps", "modules", "two ranks"])
 @pytest.mark.parametrize("family", ["gemma3", "exaone4", "smollm3"])
 def test_adapters_of_models_with_windows_in_turn_get_the_tokens_of_peft(

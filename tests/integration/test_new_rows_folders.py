@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from tests.forked_workers import forked_workers
 from tests.integration.test_adapter_folders import METHODS, SMALL, close, exported, recipe_of, tuned
 from tests.peft_loop import folder_of
 from transformers import AutoModelForCausalLM, Gemma2Config, GraniteConfig, LlamaConfig, Qwen3Config
@@ -30,6 +31,8 @@ from penstock.engine.sampling_params import GREEDY
 from penstock.models.speculator import Speculator, SpeculatorConfig
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
+
+__all__ = ["forked_workers"]
 
 # of PEFT, which asks transformers in its old words
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -200,6 +203,7 @@ def check(found, answered):
         torch.testing.assert_close(logprobs, logprobs_right, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("family", ["llama", "qwen3", "granite", "gemma2"])
 @pytest.mark.parametrize(
     "options",

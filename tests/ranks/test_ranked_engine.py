@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from tests.forked_workers import forked_workers
 from tests.tiny_models import save_tiny_model
 
 from penstock.core.errors import EngineClosed, ModelError, RunnerLost, UsageError
@@ -17,6 +18,8 @@ from penstock.engine.model_runner import collectives
 from penstock.engine.request import Request
 from penstock.engine.workers import processes
 from penstock.engine.workers.processes import RankProcesses
+
+__all__ = ["forked_workers"]
 
 PROMPTS = [(3,), (3, 4, 5, 9), tuple(range(100, 145)), (7, 7, 1) * 9, (210, 0, 105, 106)]
 SMALL = {"tokens_per_step": 24, "max_context": 96, "device": "cpu"}
@@ -41,6 +44,7 @@ def answers(folder, ranks, *, requests, **settings):
         engine.close()
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
     ("family", "settings"),
     # every family, and more ranks: test_sliced_models.py
@@ -56,6 +60,7 @@ def test_ranks_give_the_tokens_of_one(family, settings, tmp_path):
     assert preemptions or family == "qwen2-one-head"  # whose window leaves blocks for all
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_ranks_round_their_parts_of_the_matrices(tmp_path):
     save_tiny_model("llama", tmp_path)
     requests = [Request(prompt=prompt, max_tokens=8) for prompt in PROMPTS]
