@@ -7,7 +7,7 @@ import time
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser import needs_browser
+from tests.browser import DEVICES, Pages, listening, needs_browser
 from tests.serving import PATIENCE_S, make_model, serving
 
 pytestmark = needs_browser
@@ -24,20 +24,32 @@ def server(tmp_path_factory):
         yield running
 
 
+@pytest.fixture(scope="module")
+def pages(browser):
+    """Pages of a reader who has the key."""
+
+    def make():
+        page = browser.new_page(**DEVICES["desktop"])
+        page.add_init_script(f"sessionStorage.setItem('key', '{KEY}')")
+        return page
+
+    return Pages(browser, "desktop", make)
+
+
 @pytest.fixture
-def page(browser, server):
+def page(pages, server):
     """A page that fails the test if it logs an error or asks another address."""
-    opened = browser.new_page()
-    opened.set_default_timeout(PATIENCE_MS)
-    complaints, asked = [], set()
-    opened.on("console", lambda message: complaints.append(message.text) if is_complaint(message) else None)
-    opened.on("pageerror", lambda error: complaints.append(str(error)))
-    opened.on("request", lambda request: asked.add(request.url.split("/")[2]))
-    opened.add_init_script(f"sessionStorage.setItem('key', '{KEY}')")
-    opened.goto(server.url)
-    expect(opened.get_by_label("Model")).to_have_value("tiny", timeout=PATIENCE_MS)
-    yield opened
-    opened.close()
+    opened, complaints, asked = pages.take(), [], set()
+    listeners = {
+        "console": lambda message: complaints.append(message.text) if is_complaint(message) else None,
+        "pageerror": lambda error: complaints.append(str(error)),
+        "request": lambda request: asked.add(request.url.split("/")[2]),
+    }
+    with listening(opened, **listeners):
+        opened.goto(server.url)
+        expect(opened.get_by_label("Model")).to_have_value("tiny", timeout=PATIENCE_MS)
+        yield opened
+    pages.give_back()
     assert complaints == []
     assert asked == {server.url.removeprefix("http://")}
 

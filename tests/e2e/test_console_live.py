@@ -5,10 +5,11 @@ import json
 import shutil
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser import DEVICES, PATIENCE_MS, check_is_usable, expect_last_step, needs_browser
+from tests.browser import DEVICES, Pages, check_is_usable, expect_last_step, leave, needs_browser
 from tests.e2e.conftest import console
 from tests.launched import wait_until
 
@@ -27,13 +28,33 @@ def address(runs):
         yield found
 
 
-@pytest.fixture
-def context(browser):
+@pytest.fixture(scope="module")
+def reader(browser):
     """Pages of one reader, whose browser opens six connections to a host."""
-    found = browser.new_context(**DEVICES["desktop"])
-    found.set_default_timeout(PATIENCE_MS)
-    yield found
-    found.close()
+    return Pages(browser, "desktop", browser.new_context(**DEVICES["desktop"]).new_page)
+
+
+@pytest.fixture
+def pages(reader):
+    yield reader
+    reader.give_back()
+
+
+@pytest.fixture(scope="module")
+def own_streams(browser):
+    def make():
+        page = browser.new_page(**DEVICES["desktop"])
+        page.add_init_script("delete globalThis.SharedWorker")
+        return page
+
+    return Pages(browser, "desktop", make)
+
+
+@pytest.fixture
+def page_of_its_own_stream(own_streams):
+    """A page without a SharedWorker, whose stream a test can hold."""
+    yield own_streams.take()
+    own_streams.give_back()
 
 
 def write(run, *records):
@@ -47,9 +68,9 @@ def steps(first, last, **values):
     return [{"step": n, "loss": 9.0 - n / 1000, "tokens": 10 * n, **values} for n in range(first, last + 1)]
 
 
-def opened(context, address, name=None):
+def opened(pages, address, name=None):
     """Open the table, or a run's page, and wait until it is live."""
-    page = context.new_page()
+    page = pages.take()
     page.goto(address)
     expect(page.locator(".runs .name a").first).to_be_visible()
     if name is not None:
@@ -59,17 +80,19 @@ def opened(context, address, name=None):
     return page
 
 
-def address_of(context, address, name):
+def address_of(address, name):
     """Return the address of a run's page, once the console has found the run."""
-    table = opened(context, address)
-    place = table.get_by_role("link", name=name, exact=True).get_attribute("href")
-    table.close()
-    return address + place
+
+    def found():
+        runs = httpx.get(f"{address}api/runs").json()["runs"]
+        return [run["id"] for run in runs if run["name"] == name]
+
+    return f"{address}#/run/{wait_until(found, name)[0]}"
 
 
-def test_a_deleted_run_leaves_the_table_and_its_page_says_so(context, address, runs):
+def test_a_deleted_run_leaves_the_table_and_its_page_says_so(pages, address, runs):
     write(runs / "doomed", *steps(1, 3))
-    table, page = opened(context, address), opened(context, address, "doomed")
+    table, page = opened(pages, address), opened(pages, address, "doomed")
     row = table.get_by_role("link", name="doomed", exact=True)
     expect(row).to_be_visible()
     table.get_by_role("checkbox", name="Compare doomed").check()
@@ -86,17 +109,10 @@ def test_a_deleted_run_leaves_the_table_and_its_page_says_so(context, address, r
     expect(page.locator(".run-head .notice")).not_to_contain_text("gone")
 
 
-def page_of_its_own_stream(context):
-    """Return a page without a SharedWorker, whose stream a test can hold."""
-    page = context.new_page()
-    page.add_init_script("delete globalThis.SharedWorker")
-    return page
-
-
-def test_a_record_written_before_the_stream_begins_is_drawn(context, address, runs):
+def test_a_record_written_before_the_stream_begins_is_drawn(page_of_its_own_stream, address, runs):
     write(runs / "late-stream", *steps(1, 3))
-    place = address_of(context, address, "late-stream")
-    page, held = page_of_its_own_stream(context), []
+    place = address_of(address, "late-stream")
+    page, held = page_of_its_own_stream, []
     page.route("**/api/stream*", lambda route: held.append(route))
     page.goto(place)
     expect(page.locator("#loss canvas")).to_be_visible()
@@ -106,10 +122,10 @@ def test_a_record_written_before_the_stream_begins_is_drawn(context, address, ru
     expect_last_step(page, 5)
 
 
-def test_a_row_that_changes_before_the_stream_begins_is_drawn(context, address, runs):
+def test_a_row_that_changes_before_the_stream_begins_is_drawn(page_of_its_own_stream, address, runs):
     write(runs / "late-table", *steps(1, 3))
-    address_of(context, address, "late-table")
-    page, held = page_of_its_own_stream(context), []
+    address_of(address, "late-table")
+    page, held = page_of_its_own_stream, []
     page.route("**/api/stream*", lambda route: held.append(route))
     page.goto(address)
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="late-table", exact=True))
@@ -120,11 +136,11 @@ def test_a_row_that_changes_before_the_stream_begins_is_drawn(context, address, 
     expect(row.locator(".step")).to_have_text("5")
 
 
-def test_a_comparison_says_which_of_its_runs_was_deleted(context, address, runs):
+def test_a_comparison_says_which_of_its_runs_was_deleted(pages, address, runs):
     for name in ("kept", "lost"):
         write(runs / name, *steps(1, 3))
-    ids = [address_of(context, address, name).rpartition("/")[2] for name in ("kept", "lost")]
-    page = context.new_page()
+    ids = [address_of(address, name).rpartition("/")[2] for name in ("kept", "lost")]
+    page = pages.take()
     page.goto(f"{address}#/compare?runs={','.join(ids)}")
     expect(page.locator("#loss canvas")).to_be_visible()
     shutil.rmtree(runs / "lost")
@@ -132,10 +148,10 @@ def test_a_comparison_says_which_of_its_runs_was_deleted(context, address, runs)
     expect(page.locator("#loss canvas")).to_be_visible()
 
 
-def test_a_record_sent_while_the_curves_are_on_their_way_is_drawn(context, address, runs):
+def test_a_record_sent_while_the_curves_are_on_their_way_is_drawn(pages, address, runs):
     write(runs / "late-curves", *steps(1, 3))
-    place = address_of(context, address, "late-curves")
-    page, held = context.new_page(), []
+    place = address_of(address, "late-curves")
+    page, held = pages.take(), []
     page.route("**/curves?*", lambda route: held.append((route, route.fetch())))
     page.goto(place)
     expect(page.locator("#live")).to_have_text("live")
@@ -147,10 +163,10 @@ def test_a_record_sent_while_the_curves_are_on_their_way_is_drawn(context, addre
     expect_last_step(page, 5)
 
 
-def test_a_zoom_reads_out_every_step_that_a_long_curve_leaves_out(context, address, runs):
+def test_a_zoom_reads_out_every_step_that_a_long_curve_leaves_out(pages, address, runs):
     losses = [9 - step / 1000 + (step * 7919 % 13) / 100 for step in range(1, 6001)]
     write(runs / "long", *({"step": step, "loss": loss} for step, loss in enumerate(losses, start=1)))
-    page = opened(context, address, "long")
+    page = opened(pages, address, "long")
     plot, said = page.locator("#loss .plot"), page.locator("#loss [role=status]")
     plot.focus()
     page.keyboard.press("End")
@@ -169,27 +185,27 @@ def test_a_zoom_reads_out_every_step_that_a_long_curve_leaves_out(context, addre
     wait_until(lambda: read_out() == raw, "every step is read out")
 
 
-def test_the_charts_of_very_many_corpora_have_all_of_them(context, address, runs):
+def test_the_charts_of_very_many_corpora_have_all_of_them(pages, address, runs):
     each = dict.fromkeys((f"corpus-{number:03d}" for number in range(120)), 1 / 120)
     write(runs / "many", *steps(1, 3, corpus_shares=each, corpus_epochs=each))
     write(runs / "many", {"step": 3, "validation_loss": 2.0, "corpus_validation_loss": each})
-    page = opened(context, address, "many")
+    page = opened(pages, address, "many")
     for chart in ("corpus-loss", "mixture", "epochs"):
         expect(page.locator(f"#{chart} .legend li")).to_have_count(120)
     write(runs / "many", *steps(4, 5, corpus_shares=each, corpus_epochs=each))
     expect_last_step(page, 5)
 
 
-def test_what_has_the_focus_keeps_it_while_records_come(context, address, runs):
+def test_what_has_the_focus_keeps_it_while_records_come(pages, address, runs):
     write(runs / "focused", *steps(1, 3, grad_norm=1.0))
-    table = opened(context, address)
+    table = opened(pages, address)
     chip = table.get_by_role("group", name="States shown").get_by_role("button", name="failed")
     chip.focus()
     for is_pressed in ("true", "false"):
         table.keyboard.press("Space")
         expect(chip).to_have_attribute("aria-pressed", is_pressed)
         expect(chip).to_be_focused()
-    page = opened(context, address, "focused")
+    page = opened(pages, address, "focused")
     compare = page.get_by_role("link", name="Compare")
     compare.focus()
     write(runs / "focused", *steps(4, 5, grad_norm=1.0))
@@ -215,9 +231,9 @@ def test_what_has_the_focus_keeps_it_while_records_come(context, address, runs):
     expect(box).to_be_hidden()
 
 
-def test_a_run_that_comes_after_a_search_is_listed_if_it_matches(context, address, runs):
+def test_a_run_that_comes_after_a_search_is_listed_if_it_matches(pages, address, runs):
     write(runs / "sought-1", *steps(1, 3))
-    page = opened(context, address)
+    page = opened(pages, address)
     names = page.locator(".runs .name a")
     page.get_by_role("searchbox").fill("sought")
     expect(names).to_have_text(["sought-1"])
@@ -231,9 +247,9 @@ def samples(step, answer):
     return {"event": "samples", "step": step, "answers": [{"prompt": "the penstock", "answer": answer}]}
 
 
-def test_new_answers_and_a_new_spike_appear_in_an_open_page_and_what_was_chosen_stays(context, address, runs):
+def test_new_answers_and_a_new_spike_appear_in_an_open_page_and_what_was_chosen_stays(pages, address, runs):
     write(runs / "asked", *steps(1, 200), *(samples(step, f"answer {step}") for step in (50, 100, 150, 200)))
-    page = opened(context, address, "asked")
+    page = opened(pages, address, "asked")
     page.get_by_role("link", name="Answers", exact=True).click()
     shown = page.locator(".answers .answer .said")
     expect(shown).to_have_text(["answer 50", "answer 150", "answer 200"])
@@ -256,13 +272,13 @@ def test_new_answers_and_a_new_spike_appear_in_an_open_page_and_what_was_chosen_
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_run_that_trains_shows_its_cost_so_far_beside_the_time_left(context, address, runs, device):
+def test_a_run_that_trains_shows_its_cost_so_far_beside_the_time_left(pages, address, runs, device):
     run = runs / f"paid-{device}"
     write(run, *steps(1, 40, step_s=2.0, device_hours=3.0))
     (run / "config.json").write_text(json.dumps({"run": {"steps": 100, "device_hour_price": 2.5}}))
     with (run / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        page = opened(context, address, run.name)
+        page = opened(pages, address, run.name)
         page.set_viewport_size(DEVICES[device]["viewport"])
         expect(page.locator(".run-head .pill")).to_have_text("training")
         expect(page.locator(".figure", has_text="time left").locator("dd")).to_have_text("2 min")
@@ -271,7 +287,7 @@ def test_a_run_that_trains_shows_its_cost_so_far_beside_the_time_left(context, a
         check_is_usable(page)
 
 
-def test_pages_sign_in_again_after_the_console_was_started_again(context, runs, tmp_path):
+def test_pages_sign_in_again_after_the_console_was_started_again(pages, runs, tmp_path):
     (tmp_path / "keys").write_text("anna a-key-of-some-length\n")
     write(runs / "kept-open", *steps(1, 3))
     words = (runs, "--key-file", tmp_path / "keys")
@@ -281,11 +297,11 @@ def test_pages_sign_in_again_after_the_console_was_started_again(context, runs, 
         page.get_by_role("button", name="Open").click()
 
     with console(*words) as address:
-        page = context.new_page()
+        page = pages.take()
         page.goto(address)
         sign_in(page)
-        pages = [opened(context, address, "kept-open") for _ in range(2)]
-        page.close()
+        pages = [opened(pages, address, "kept-open") for _ in range(2)]
+        leave(page)
     with console(*words, port=urlsplit(address).port):
         for page in pages:
             expect(page.get_by_role("button", name="sign in again")).to_be_visible()
@@ -295,4 +311,4 @@ def test_pages_sign_in_again_after_the_console_was_started_again(context, runs, 
         expect(pages[0].locator(".run-head h1")).to_have_text("kept-open")
         for page in pages:  # the other one without a click
             expect(page.locator("#live")).to_have_text("live")
-            page.close()
+            leave(page)

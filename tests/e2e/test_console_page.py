@@ -7,14 +7,14 @@ import shlex
 import shutil
 import signal
 import subprocess
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import expect
 
 from penstock.train.control.requests import ControlReply, ControlRequest, answer, read_request, submit
-from tests.browser import DEVICES, PATIENCE_MS, check_is_usable, needs_browser, page_of
+from tests.browser import DEVICES, PATIENCE_MS, Pages, check_is_usable, leave, listening, needs_browser
 from tests.e2e.conftest import console
 from tests.in_process import run_cli
 from tests.launched import records_of, wait_until
@@ -104,21 +104,32 @@ def address(folder):
         yield found
 
 
+@pytest.fixture(scope="module")
+def pages(browser):
+    """Pages of each device."""
+    return {device: Pages(browser, device) for device in DEVICES}
+
+
 @pytest.fixture
-def opened(browser):
+def opened(pages):
     """Return a function that opens an address; the page must not complain, nor ask anybody else."""
-    pages, complaints, asked = [], [], set()
+    complaints, asked = [], set()
+    listeners = {
+        "console": lambda said: complaints.append(said.text) if is_complaint(said) else None,
+        "pageerror": lambda error: complaints.append(error.stack or str(error)),
+        "request": lambda sent: asked.add(urlsplit(sent.url).netloc) if "://" in sent.url else None,
+    }
+    with ExitStack() as stack:
 
-    def open_page(address, device="desktop"):
-        page = page_of(browser, device, complaints=complaints, is_complaint=is_complaint)
-        page.on("request", lambda sent: asked.add(urlsplit(sent.url).netloc) if "://" in sent.url else None)
-        page.goto(address)
-        pages.append(page)
-        return page
+        def open_page(address, device="desktop"):
+            page = pages[device].take()
+            stack.enter_context(listening(page, **listeners))
+            page.goto(address)
+            return page
 
-    yield open_page
-    for page in pages:
-        page.close()
+        yield open_page
+    for each in pages.values():
+        each.give_back()
     assert complaints == []
     assert len(asked - {""}) <= 1, asked  # a file has no host
 
@@ -393,16 +404,15 @@ def ended(folder):
 
 
 @pytest.fixture
-def control_page(ended, browser):
+def control_page(ended, pages):
     """The page of that run that sends requests."""
     with console(ended.parent, "--control") as address:
-        page = browser.new_page(**DEVICES["desktop"])
-        page.set_default_timeout(PATIENCE_MS)
+        page = pages["desktop"].take()
         page.goto(address)
         open_run(page, "run")
         page.get_by_role("link", name="Mixture and control").click()
         yield page
-        page.close()
+        pages["desktop"].give_back()
 
 
 def test_a_corpus_without_a_share_keeps_its_passes_to_the_end(control_page):
@@ -425,13 +435,13 @@ def test_a_corpus_without_a_share_gets_its_share_again(control_page, ended):
 
 def test_a_question_ends_with_the_view_that_asked_it(control_page):
     page, sent = control_page, []
-    page.on("request", lambda request: sent.append(request.url) if request.method == "POST" else None)
-    page.get_by_role("button", name="Stop").click()
-    expect(page.get_by_role("dialog")).to_have_accessible_name("run: Stop after saving?")
-    page.go_back()
-    expect(page.locator("#loss canvas")).to_be_visible()
-    expect(page.get_by_role("dialog")).to_have_count(0)
-    assert sent == []
+    with listening(page, request=lambda request: sent.append(request.method)):
+        page.get_by_role("button", name="Stop").click()
+        expect(page.get_by_role("dialog")).to_have_accessible_name("run: Stop after saving?")
+        page.go_back()
+        expect(page.locator("#loss canvas")).to_be_visible()
+        expect(page.get_by_role("dialog")).to_have_count(0)
+    assert "POST" not in sent
 
 
 def test_a_request_without_a_reply_is_told_to_have_been_sent_perhaps(control_page):
@@ -599,7 +609,7 @@ def test_nothing_of_the_table_and_the_crumbs_is_cut_off_on_a_narrow_phone(opened
         open_run(page, run.name)
         assert not page.locator("#crumbs a").evaluate(is_cut)
         check_is_usable(page)
-        page.goto("about:blank")
+        leave(page)
 
 
 def test_a_mixture_and_a_batch_size_are_changed_on_a_phone(folder, opened):
@@ -632,7 +642,7 @@ def test_a_mixture_and_a_batch_size_are_changed_on_a_phone(folder, opened):
         share.press("Tab")
         expect(share).to_have_value("100.0")
         assert not share.evaluate("one => one.scrollWidth > one.clientWidth"), "its longest number is cut off"
-        page.goto("about:blank")  # or it would ask a console that has ended
+        leave(page)
 
 
 def test_a_reader_signs_in_with_a_key_and_sees_the_view_of_the_link(folder, opened, tmp_path):
@@ -646,7 +656,7 @@ def test_a_reader_signs_in_with_a_key_and_sees_the_view_of_the_link(folder, open
         page.get_by_role("button", name="Open").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
         assert page.url.endswith("#/?sort=name")
-        page.goto("about:blank")  # it would ask the console that ends
+        leave(page)
 
 
 def test_a_link_to_a_group_that_is_not_there_shows_the_table_and_other_views_open(address, opened):

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from penstock.core import clock
-from tests.browser import DEVICES, PATIENCE_MS, check_is_usable, needs_browser, turn
+from tests.browser import DEVICES, Pages, check_is_usable, needs_browser, turn
 from tests.e2e.conftest import console
 from tests.launched import wait_until
 from tests.unit.obs.test_hang_report import words
@@ -50,17 +50,21 @@ def own(step):
     return {"step": step, "steps": 1, "own_s": packed, "blocked_s": packed}
 
 
-@pytest.fixture(params=DEVICES)
-def page(browser, run, request):
+@pytest.fixture(scope="module", params=DEVICES)
+def pages(browser, request):
+    return Pages(browser, request.param)
+
+
+@pytest.fixture
+def page(pages, run):
     """The run's ranks."""
     with console(run.parent) as address:
-        found = browser.new_page(**DEVICES[request.param])
-        found.set_default_timeout(PATIENCE_MS)
+        found = pages.take()
         found.goto(address)
         href = found.locator(".runs .name a").get_attribute("href")
         found.goto(f"{address}{href}/ranks")
         yield found
-        found.close()
+        pages.give_back()
 
 
 def test_a_cell_has_the_host_of_its_step_and_stays_while_records_come(page, run):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser import DEVICES, PATIENCE_MS, needs_browser
+from tests.browser import DEVICES, PATIENCE_MS, Pages, leave, needs_browser
 from tests.e2e.conftest import console
 from tests.launched import wait_until
 
@@ -40,14 +40,24 @@ def address(tmp_path_factory):
     shutil.rmtree(runs)
 
 
+@pytest.fixture(scope="module")
+def pages(browser):
+    return Pages(browser, "desktop")
+
+
 @pytest.fixture
-def page(browser, address):
-    found = browser.new_page(**DEVICES["desktop"])
-    found.set_default_timeout(PATIENCE_MS)
-    found.goto(f"{address}#/?sort=name&down=0")
-    expect(found.locator(".runs .name a").first).to_have_text("run-000")
-    yield found
-    found.close()
+def blank(pages):
+    """A page that shows nothing yet."""
+    yield pages.take()
+    pages.give_back()
+
+
+@pytest.fixture
+def page(blank, address):
+    """The table."""
+    blank.goto(f"{address}#/?sort=name&down=0")
+    expect(blank.locator(".runs .name a").first).to_have_text("run-000")
+    return blank
 
 
 def test_a_view_that_is_slow_to_open_does_not_replace_one_opened_after_it(page):
@@ -170,7 +180,7 @@ def test_the_table_is_grouped_and_the_address_holds_the_group(page):
     expect(page).not_to_have_url(re.compile("group="))
 
 
-def test_runs_are_compared_at_the_same_money(browser, tmp_path):
+def test_runs_are_compared_at_the_same_money(blank, tmp_path):
     for name, hours in (("cheap", 1), ("dear", 2)):
         (tmp_path / name).mkdir()
         records = [{"step": step, "loss": 9 - step, "device_hours": hours * step} for step in range(1, 5)]
@@ -178,7 +188,7 @@ def test_runs_are_compared_at_the_same_money(browser, tmp_path):
             "".join(json.dumps(record) + "\n" for record in records)
         )
     with console(tmp_path, "--price", "2.5") as address:
-        page = browser.new_page(**DEVICES["desktop"])
+        page = blank
         page.goto(address)
         for name in ("cheap", "dear"):
             page.get_by_role("checkbox", name=f"Compare {name}").check()
@@ -188,17 +198,17 @@ def test_runs_are_compared_at_the_same_money(browser, tmp_path):
         same = page.get_by_role("region", name="All of them at a cost of 10.00")
         expect(same.get_by_role("row", name=re.compile("^Loss"))).to_have_text(re.compile("57$"))
         expect(page).to_have_url(re.compile("x=money"))
-        page.close()
+        leave(page)
 
 
-def test_a_comparison_has_the_records_of_the_step_that_curves_leave_out(browser, tmp_path):
+def test_a_comparison_has_the_records_of_the_step_that_curves_leave_out(blank, tmp_path):
     losses = [9 - step / 1000 + (step * 7919 % 13) / 100 for step in range(1, 6001)]
     for name, number in (("long", 6000), ("short", 4999)):
         (tmp_path / name).mkdir()
         records = [{"step": step, "loss": loss} for step, loss in enumerate(losses[:number], start=1)]
         (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
     with console(tmp_path) as address:
-        page = browser.new_page(**DEVICES["desktop"])
+        page = blank
         page.goto(address)
         for name in ("long", "short"):
             page.get_by_role("checkbox", name=f"Compare {name}").check()
@@ -208,7 +218,7 @@ def test_a_comparison_has_the_records_of_the_step_that_curves_leave_out(browser,
         expect(same.get_by_role("row", name=re.compile("^Loss"))).to_have_text(
             re.compile(f"{said}\\s*{said}$")
         )
-        page.close()
+        leave(page)
 
 
 def test_a_heat_map_says_how_many_records_share_a_column_and_its_means_are_of_records(page):

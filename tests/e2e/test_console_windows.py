@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from penstock.console.access import ConsoleAccess
 from penstock.console.app import build_app
 from penstock.console.state import ConsoleState
-from tests.browser import DEVICES, PATIENCE_MS, expect_last_step, needs_browser, turn
+from tests.browser import DEVICES, Pages, expect_last_step, needs_browser, turn
 from tests.launched import wait_until
 
 pytestmark = needs_browser
@@ -78,18 +78,31 @@ def console(tmp_path):
     served.close()
 
 
-@pytest.fixture
-def context(browser):
+@pytest.fixture(scope="module")
+def reader(browser):
     """Windows of one reader, whose browser opens six connections to a host."""
-    found = browser.new_context(**DEVICES["desktop"])
-    found.set_default_timeout(PATIENCE_MS)
+    return windows_of_one_reader(browser)
+
+
+def windows_of_one_reader(browser, script=""):
+    context = browser.new_context(**DEVICES["desktop"])
+    if script:
+        context.add_init_script(script)
+    return Pages(browser, "desktop", context.new_page)
+
+
+@pytest.fixture
+def windows(browser, reader, request):
+    """Those of the reader; with a script (the parameter) that pages begin with, of another one."""
+    script = getattr(request, "param", "")
+    found = windows_of_one_reader(browser, script) if script else reader
     yield found
-    found.close()
+    found.give_back()
 
 
-def opened(context, console, name=None):
+def opened(windows, console, name=None):
     """Open the table, or a run's page, and wait until it is live."""
-    page = context.new_page()
+    page = windows.take()
     page.goto(console.address)
     expect(page.locator(".runs .name a").first).to_be_visible()
     if name is not None:
@@ -109,14 +122,14 @@ def row(page, name):
     return page.get_by_role("row").filter(has=page.get_by_role("link", name=name, exact=True))
 
 
-def test_eight_windows_in_sight_show_the_newest_step_and_can_still_ask(context, console):
+def test_eight_windows_in_sight_show_the_newest_step_and_can_still_ask(windows, console):
     for name in ("one", "two"):
         console.write(name, 1, 3)
-    tables, pages = [opened(context, console)], []
+    tables, pages = [opened(windows, console)], []
     for number in range(6):  # each begins behind the step of the one before
-        pages.append(opened(context, console, ("one", "two")[number % 2]))
+        pages.append(opened(windows, console, ("one", "two")[number % 2]))
         console.write("one", 4 + number, 4 + number)
-    tables.append(opened(context, console))
+    tables.append(opened(windows, console))
     wait_until(lambda: len(console.streams) == 2, "a stream of runs, a stream of the table")
     console.write("one", 10, 12)
     console.write("two", 4, 5)
@@ -132,15 +145,16 @@ def test_eight_windows_in_sight_show_the_newest_step_and_can_still_ask(context, 
     assert sorted("runs=" in query for query in console.streams) == [False, True]
 
 
-@pytest.mark.parametrize("script", ["", NO_WORKER, BROKEN_WORKER], ids=["shared", "none", "broken"])
-def test_windows_out_of_sight_let_go_and_show_what_they_missed(context, console, script):
-    context.add_init_script(script)
+@pytest.mark.parametrize(
+    "windows", ["", NO_WORKER, BROKEN_WORKER], ids=["shared", "none", "broken"], indirect=True
+)
+def test_windows_out_of_sight_let_go_and_show_what_they_missed(windows, console):
     console.write("run", 1, 3)
-    table, pages = opened(context, console), [opened(context, console, "run") for _ in range(5)]
+    table, pages = opened(windows, console), [opened(windows, console, "run") for _ in range(5)]
     for page in (table, *pages):
         turn(page, is_hidden=True)
     wait_until(lambda: not console.streams, "no stream is held")
-    seventh = opened(context, console)
+    seventh = opened(windows, console)
     console.write("run", 4, 5)
     console.write("new", 1, 2)
     expect(seventh.get_by_role("link", name="new", exact=True)).to_be_visible()
@@ -152,9 +166,9 @@ def test_windows_out_of_sight_let_go_and_show_what_they_missed(context, console,
     expect_step(pages[0], 5)
 
 
-def test_a_table_that_joins_the_stream_of_another_reads_what_changed_before(context, console):
+def test_a_table_that_joins_the_stream_of_another_reads_what_changed_before(windows, console):
     console.write("run", 1, 3)
-    first, second = opened(context, console), opened(context, console)
+    first, second = opened(windows, console), opened(windows, console)
     turn(second, is_hidden=True)
     console.write("run", 4, 5)
     expect(row(first, "run").locator(".step")).to_have_text("5")
@@ -163,26 +177,26 @@ def test_a_table_that_joins_the_stream_of_another_reads_what_changed_before(cont
     assert console.streams == [""]
 
 
-def test_a_window_that_joins_does_not_send_the_others_what_they_have(context, console):
+def test_a_window_that_joins_does_not_send_the_others_what_they_have(windows, console):
     console.write("run", 1, 3)
-    first = opened(context, console, "run")
+    first = opened(windows, console, "run")
     expect_step(first, 3)
     console.write("run", 4, 5)
     expect_step(first, 5)
-    opened(context, console, "run")
+    opened(windows, console, "run")
     wait_until(lambda: len(console.streams) == 1, "both have one stream")
     (query,) = console.streams
     assert query.count(".") == 5, f"both have one cursor: {query}"
 
 
-def test_a_window_that_comes_back_follows_from_what_it_was_sent(context, console):
+def test_a_window_that_comes_back_follows_from_what_it_was_sent(windows, console):
     for name in ("one", "two"):
         console.write(name, 1, 3)
-    page = opened(context, console, "one")
+    page = opened(windows, console, "one")
     console.write("one", 4, 5)
     expect_step(page, 5)
     ids = [run["id"] for run in page.evaluate("fetch('api/runs').then((found) => found.json())")["runs"]]
-    compared = context.new_page()
+    compared = windows.take()
     compared.goto(f"{console.address}#/compare?runs={','.join(ids)}")
     expect(compared.locator("#live")).to_have_text("live")
     console.write("one", 6, 7)
@@ -200,11 +214,10 @@ def test_a_window_that_comes_back_follows_from_what_it_was_sent(context, console
         wait_until(lambda: not console.streams, "no stream is held")
 
 
-@pytest.mark.parametrize("script", ["", NO_WORKER], ids=["shared", "none"])
-def test_a_page_that_is_left_lets_go_and_follows_again_if_it_comes_back(context, console, script):
-    context.add_init_script(script)
+@pytest.mark.parametrize("windows", ["", NO_WORKER], ids=["shared", "none"], indirect=True)
+def test_a_page_that_is_left_lets_go_and_follows_again_if_it_comes_back(windows, console):
     console.write("run", 1, 3)
-    page = opened(context, console, "run")
+    page = opened(windows, console, "run")
     leave = "(kind) => dispatchEvent(new PageTransitionEvent(kind, { persisted: true }))"
     page.evaluate(leave, "pagehide")
     wait_until(lambda: not console.streams, "no stream is held")
@@ -248,8 +261,8 @@ async () => {
 """
 
 
-def test_a_window_that_joins_as_a_record_comes_misses_none_before_it(context, console):
-    page = context.new_page()
+def test_a_window_that_joins_as_a_record_comes_misses_none_before_it(windows, console):
+    page = windows.take()
     page.goto(console.address)
     found = page.evaluate(LATE_WINDOW)
     assert found == {"since": "ten,five", "first": [10, 6], "late": [6]}

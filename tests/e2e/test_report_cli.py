@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 
 from penstock.cli import main as command_line
 from penstock.testing.corpora import write_corpus
-from tests.browser import DEVICES, check_is_usable, needs_browser
+from tests.browser import DEVICES, Pages, check_is_usable, listening, needs_browser
 from tests.e2e.conftest import console
 from tests.in_process import run_cli
 from tests.unit.obs.html_elements import inlined
@@ -76,17 +76,25 @@ def page(run):
     return run / "report.html"
 
 
+@pytest.fixture(scope="module")
+def pages(browser):
+    """Pages of each device."""
+    return {device: Pages(browser, device) for device in DEVICES}
+
+
 @contextmanager
-def opened(browser, file, device="desktop", **options):
-    """Yield the page; it must not complain, nor ask for anything but itself."""
-    complaints, asked = [], []
-    shown = browser.new_page(**DEVICES[device], **options)
-    shown.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
-    shown.on("pageerror", lambda error: complaints.append(error.stack or str(error)))
-    shown.on("request", lambda sent: asked.append(sent.url))
-    shown.goto(file.as_uri())
-    yield shown
-    shown.close()
+def opened(pages, file):
+    """Yield a page of these; it must not complain, nor ask for anything but itself."""
+    shown, complaints, asked = pages.take(), [], []
+    listeners = {
+        "console": lambda said: complaints.append(said.text) if said.type == "error" else None,
+        "pageerror": lambda error: complaints.append(error.stack or str(error)),
+        "request": lambda sent: asked.append(sent.url),
+    }
+    with listening(shown, **listeners):
+        shown.goto(file.as_uri())
+        yield shown
+    pages.give_back()
     assert complaints == []
     assert {url for url in asked if not url.startswith("data:")} == {file.as_uri()}
 
@@ -117,8 +125,8 @@ def shown_text(page, view, shown):
 
 @needs_browser
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_browser_draws_every_view_without_complaint_or_request(page, browser, device):
-    with opened(browser, page, device) as shown:
+def test_a_browser_draws_every_view_without_complaint_or_request(page, pages, device):
+    with opened(pages[device], page) as shown:
         shown_curves(shown)
         for canvas in shown.locator("figure.chart canvas").all():
             assert canvas.evaluate(IS_DRAWN), "an empty canvas has one colour"
@@ -129,9 +137,9 @@ def test_a_browser_draws_every_view_without_complaint_or_request(page, browser, 
 
 
 @needs_browser
-def test_a_report_has_the_charts_tables_and_numbers_of_the_console(run, page, browser):
-    with console(run.parent) as address, opened(browser, page) as shown:
-        live = browser.new_page(**DEVICES["desktop"])
+def test_a_report_has_the_charts_tables_and_numbers_of_the_console(run, page, pages):
+    with console(run.parent) as address, opened(pages["desktop"], page) as shown:
+        live = pages["desktop"].take()
         live.goto(address)
         live.get_by_role("link", name="run", exact=True).click()
         drawn = shown_curves(live)
@@ -151,25 +159,24 @@ def test_a_report_has_the_charts_tables_and_numbers_of_the_console(run, page, br
             check_alike(str(shown_curves(shown)), str(shown_curves(live)))
         for view, what in VIEWS.items():
             check_alike(*(shown_text(one, view, what) for one in (shown, live)))
-        live.close()
 
 
 @needs_browser
-def test_the_policy_refuses_a_script_that_is_not_the_page_s_own(page, browser, tmp_path):
+def test_the_policy_refuses_a_script_that_is_not_the_page_s_own(page, pages, tmp_path):
     # The check for complaints is worth something only if a refused script is one.
     changed = tmp_path / "changed.html"
     changed.write_text(page.read_text().replace("</body>", "<script>document.title = 'x'</script></body>"))
     with (
         pytest.raises(AssertionError, match="Content Security Policy"),
-        opened(browser, changed) as shown,
+        opened(pages["desktop"], changed) as shown,
     ):
         assert shown.title() != "x"
 
 
 @needs_browser
-def test_pointing_at_a_chart_reads_out_its_values(page, browser):
+def test_pointing_at_a_chart_reads_out_its_values(page, pages):
     last = json.loads((page.parent / "metrics.jsonl").read_text().splitlines()[-1])
-    with opened(browser, page) as shown:
+    with opened(pages["desktop"], page) as shown:
         plot = shown.locator("#loss .u-over")
         box = plot.bounding_box()
         shown.mouse.move(box["x"] + box["width"] - 1, box["y"] + 20)
@@ -183,7 +190,8 @@ def test_pointing_at_a_chart_reads_out_its_values(page, browser):
 
 @needs_browser
 def test_without_scripts_the_page_has_its_figures_and_tables_as_text(page, browser):
-    with opened(browser, page, java_script_enabled=False) as shown:
+    plain = Pages(browser, "desktop", lambda: browser.new_page(java_script_enabled=False))
+    with opened(plain, page) as shown:
         expect(shown.get_by_text("final training loss: ")).to_be_visible()
         expect(shown.get_by_text("at step  ranks  time, UTC")).to_be_visible()
         expect(shown.locator("figure")).to_have_count(0)
@@ -279,8 +287,8 @@ def compared(run, tmp_path_factory):
 
 @needs_browser
 @pytest.mark.parametrize("device", DEVICES)
-def test_two_runs_are_compared_on_a_page_that_a_browser_runs(run, compared, browser, device):
-    with opened(browser, compared[1], device) as shown:
+def test_two_runs_are_compared_on_a_page_that_a_browser_runs(run, compared, pages, device):
+    with opened(pages[device], compared[1]) as shown:
         expect(shown.locator("#loss .legend")).to_contain_text(f"{run.parent.name}/run")
         expect(shown.locator("#loss .legend")).to_contain_text("other/run")
         expect(shown.get_by_role("region", name="Figures of the runs")).to_contain_text("final training loss")
@@ -294,10 +302,10 @@ def test_two_runs_are_compared_on_a_page_that_a_browser_runs(run, compared, brow
 
 
 @needs_browser
-def test_a_comparison_has_the_charts_tables_and_numbers_of_the_console(run, compared, browser):
+def test_a_comparison_has_the_charts_tables_and_numbers_of_the_console(run, compared, pages):
     other, out = compared
-    with console(run, other) as address, opened(browser, out) as shown:
-        live = browser.new_page(**DEVICES["desktop"])
+    with console(run, other) as address, opened(pages["desktop"], out) as shown:
+        live = pages["desktop"].take()
         live.goto(address)
         expect(live.get_by_role("checkbox")).to_have_count(2)
         for box in live.get_by_role("checkbox").all():
@@ -309,11 +317,10 @@ def test_a_comparison_has_the_charts_tables_and_numbers_of_the_console(run, comp
             tables = "\n".join(page.locator(".page td").all_inner_texts())
             texts.append(re.sub(r"\S*run from", "run from", f"{shown_curves(page)} {tables}"))  # their names
         check_alike(*texts)
-        live.close()
 
 
 @needs_browser
-def test_losses_of_different_vocabularies_are_not_drawn_over_one_another(browser, tmp_path):
+def test_losses_of_different_vocabularies_are_not_drawn_over_one_another(pages, tmp_path):
     for name, size in (("a", 64), ("b", 128)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.jsonl").write_text(
@@ -323,7 +330,7 @@ def test_losses_of_different_vocabularies_are_not_drawn_over_one_another(browser
     out = tmp_path / "both.html"
     done = run_cli("report", tmp_path / "a", tmp_path / "b", "--out", out)
     assert done.returncode == 0, done.stderr
-    with opened(browser, out) as shown:
+    with opened(pages["desktop"], out) as shown:
         expect(shown.get_by_text("nats per token are not compared")).to_be_visible()
         expect(shown.locator("#tokens_per_s canvas")).to_be_visible()
         expect(shown.locator("#loss")).to_have_count(0)
@@ -334,11 +341,11 @@ def test_losses_of_different_vocabularies_are_not_drawn_over_one_another(browser
 
 
 @needs_browser
-def test_the_rows_of_a_step_are_in_the_page_if_they_were_asked_for(run, browser, tmp_path):
+def test_the_rows_of_a_step_are_in_the_page_if_they_were_asked_for(run, pages, tmp_path):
     out = tmp_path / "rows.html"
     done = run_cli("report", run, "--rows", 5, "--out", out)
     assert done.returncode == 0, done.stderr
-    with opened(browser, out) as shown:
+    with opened(pages["desktop"], out) as shown:
         shown.get_by_role("link", name="Rows").click()
         expect(shown.get_by_text("Step 5: rows 0 to 3 of 4")).to_be_visible()
         expect(shown.locator("article.card")).to_have_count(4)
