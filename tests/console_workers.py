@@ -1,7 +1,12 @@
-"""The worker processes of a console in a test: forked from the warm parent, not started as interpreters."""
+"""A console in the process of the tests, and its workers: forked from the warm parent, not interpreters."""
 
 import json
+import socket
 import subprocess
+from contextlib import contextmanager
+from threading import Thread
+
+import uvicorn
 
 from penstock.cli.data.inspect import _reply
 from penstock.console.workers import data_process
@@ -10,6 +15,22 @@ from penstock.console.workers.model_process import ModelProcess
 from penstock.core import env
 from penstock.train.inspect.run_questions import RunQuestions
 from tests.warm import Command
+
+
+@contextmanager
+def served(state, app):
+    """Yield the address of a console's app, which answers in a thread."""
+    sock = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, interface="asgi3", lifespan="off", log_config=None))
+    thread = Thread(target=server.run, kwargs={"sockets": [sock]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}/"
+    finally:
+        state.end()
+        server.should_exit = True
+        thread.join()
+        state.close()
 
 
 def fork_workers(monkeypatch):

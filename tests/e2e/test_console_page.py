@@ -13,11 +13,15 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import expect
 
+from penstock.console.access import ConsoleAccess
+from penstock.console.app import build_app
+from penstock.console.state import ConsoleState
 from penstock.train.control.requests import ControlReply, ControlRequest, answer, read_request, submit
 from tests.browser import DEVICES, PATIENCE_MS, Pages, check_is_usable, leave, listening, needs_browser
+from tests.console_workers import fork_workers, served
 from tests.e2e.conftest import console
 from tests.in_process import run_cli
-from tests.launched import records_of, wait_until
+from tests.launched import records_of, slowed, wait_until
 from tests.warm import Command, penstock
 
 pytestmark = needs_browser
@@ -270,28 +274,33 @@ def check_on_every_device(page):
         check_is_usable(page)
 
 
-def test_a_checkpoint_is_asked_in_a_chat_and_several_side_by_side(address, opened):
-    page = opened(address)
-    open_run(page)
-    page.get_by_role("link", name="Chat").click()
-    page.get_by_label("Checkpoint").select_option("24")
-    page.get_by_label("Tokens").fill("9")
-    page.get_by_label("Message").fill("the web")
-    page.keyboard.press("Enter")
-    turns = page.locator(".turn")
-    expect(turns).to_have_count(2)
-    expect(page.get_by_role("button", name="Send")).to_be_enabled(timeout=MODEL_MS)
-    expect(page.get_by_role("log")).to_contain_text("the web")
-    expect(turns.last.locator(".text")).not_to_have_text("")
-    expect(turns.last.locator(".note")).to_contain_text(re.compile(r"^[1-9] tokens?"))  # it may end before
-    check_on_every_device(page)
-    page.get_by_role("button", name="Forget it").click()
-    expect(turns).to_have_count(0)
-    page.get_by_role("link", name="Answers").click()
-    page.get_by_label("Prompts, one a line").fill("the web\nthe town")
-    page.get_by_role("button", name="Ask them").click()
-    expect(page.locator(".document .answer")).to_have_count(4, timeout=2 * MODEL_MS)
-    check_on_every_device(page)
+def test_a_checkpoint_is_asked_in_a_chat_and_several_side_by_side(folder, opened, monkeypatch):
+    fork_workers(monkeypatch)  # the losses of tokens are asked of processes that the console starts
+    state = ConsoleState([folder / "runs"], ConsoleAccess())
+    with served(state, build_app(state)) as address:
+        page = opened(address)
+        open_run(page)
+        page.get_by_role("link", name="Chat").click()
+        page.get_by_label("Checkpoint").select_option("24")
+        page.get_by_label("Tokens").fill("9")
+        page.get_by_label("Message").fill("the web")
+        page.keyboard.press("Enter")
+        turns = page.locator(".turn")
+        expect(turns).to_have_count(2)
+        expect(page.get_by_role("button", name="Send")).to_be_enabled(timeout=MODEL_MS)
+        expect(page.get_by_role("log")).to_contain_text("the web")
+        expect(turns.last.locator(".text")).not_to_have_text("")
+        said = turns.last.locator(".note")
+        expect(said).to_contain_text(re.compile(r"^[1-9] tokens?"))  # it may end before
+        check_on_every_device(page)
+        page.get_by_role("button", name="Forget it").click()
+        expect(turns).to_have_count(0)
+        page.get_by_role("link", name="Answers").click()
+        page.get_by_label("Prompts, one a line").fill("the web\nthe town")
+        page.get_by_role("button", name="Ask them").click()
+        expect(page.locator(".document .answer")).to_have_count(4, timeout=2 * MODEL_MS)
+        check_on_every_device(page)
+        leave(page)
 
 
 def test_two_runs_are_compared_at_the_same_step_with_the_difference_of_their_recipes(address, opened):
@@ -467,7 +476,7 @@ def test_a_slider_moved_on_a_phone_reaches_all_ranks_and_both_windows_follow_a_k
     first = Command(*train, "--set", "run.steps=100000", "--processes", 2, start_new_session=True, **quiet)
     try:
         wait_until(lambda: len(records_of(run)) > 5, "the run has steps", alive=lambda: first.poll() is None)
-        with console(folder / "live", "--control") as address:
+        with slowed(first.pid), console(folder / "live", "--control") as address:
             page, phone = (opened(address, device) for device in ("desktop", "phone"))
             step, on_phone = (
                 one.locator(".figure", has_text="step of").locator("dd") for one in (page, phone)
@@ -550,7 +559,7 @@ def test_each_form_sends_its_request_and_the_reply_stands_beside_it(folder, open
     job = Command(*train, start_new_session=True, **quiet)
     try:
         wait_until(lambda: len(records_of(run)) > 5, "the run has steps", alive=lambda: job.poll() is None)
-        with console(folder / "forms", "--control") as address:
+        with slowed(job.pid), console(folder / "forms", "--control") as address:
             page = opened(address)
             open_run(page, "run")
             page.get_by_role("link", name="Mixture and control").click()

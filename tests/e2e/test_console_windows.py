@@ -1,18 +1,16 @@
 """Windows of one browser over the console in Chromium: they share a stream, and none waits for another."""
 
 import json
-import socket
-from threading import Thread
 from urllib.parse import parse_qs
 
 import pytest
-import uvicorn
 from playwright.sync_api import expect
 
 from penstock.console.access import ConsoleAccess
 from penstock.console.app import build_app
 from penstock.console.state import ConsoleState
 from tests.browser import DEVICES, Pages, expect_last_step, needs_browser, turn
+from tests.console_workers import served
 from tests.launched import wait_until
 
 pytestmark = needs_browser
@@ -30,22 +28,15 @@ globalThis.SharedWorker = class extends EventTarget {
 
 
 class CountedConsole:
-    """A console over a folder of runs, in a thread, that tells which streams are open."""
+    """A console over a folder of runs that tells which streams are open."""
 
     def __init__(self, folder):
         self.folder = folder
         self.streams = []
-        self._state = ConsoleState([folder], ConsoleAccess())
-        self._app = build_app(self._state)
-        sock = socket.create_server(("127.0.0.1", 0))
-        self.address = f"http://127.0.0.1:{sock.getsockname()[1]}/"
-        self._server = uvicorn.Server(
-            uvicorn.Config(self._counted, interface="asgi3", lifespan="off", log_config=None)
-        )
-        self._thread = Thread(target=self._server.run, kwargs={"sockets": [sock]})
-        self._thread.start()
+        self.state = ConsoleState([folder], ConsoleAccess())
+        self._app = build_app(self.state)
 
-    async def _counted(self, scope, receive, send):
+    async def counted(self, scope, receive, send):
         if scope["path"] != "/api/stream":
             await self._app(scope, receive, send)
             return
@@ -63,19 +54,13 @@ class CountedConsole:
         with (self.folder / name / "metrics.jsonl").open("a") as file:
             file.write("".join(json.dumps(record) + "\n" for record in records))
 
-    def close(self):
-        self._state.end()
-        self._server.should_exit = True
-        self._thread.join()
-        self._state.close()
-
 
 @pytest.fixture
 def console(tmp_path):
     (tmp_path / "runs").mkdir()
-    served = CountedConsole(tmp_path / "runs")
-    yield served
-    served.close()
+    found = CountedConsole(tmp_path / "runs")
+    with served(found.state, found.counted) as found.address:
+        yield found
 
 
 @pytest.fixture(scope="module")
