@@ -418,24 +418,14 @@ class _Pod:
         script.write_text(self._script(container))
         words = [_expanded(word, environment) for word in words]
         inside = self._network.inside() if self._network else nullcontext()
-        with self.log_of(name).open("ab") as log, inside:
-            log.truncate(0)
+        # The shell opens the log: a test that ends while a pod starts would seem to have left it open.
+        logged = ["sh", "-c", 'exec "$@" >>"$0" 2>&1', str(self.log_of(name))]
+        self.log_of(name).write_bytes(b"")
+        isolated = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child"]
+        with inside:
             self._running[name] = subprocess.Popen(
-                [
-                    "unshare",
-                    "--mount",
-                    "--uts",
-                    "--pid",
-                    "--fork",
-                    "--kill-child",
-                    "sh",
-                    "-e",
-                    str(script),
-                    *words,
-                ],
+                [*logged, *isolated, "sh", "-e", str(script), *words],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
                 env=environment,
                 start_new_session=True,
             )

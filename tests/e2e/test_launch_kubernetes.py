@@ -92,7 +92,7 @@ def test_an_elastic_run_ends_with_its_last_step_though_a_pod_waits_for_a_node(ku
     done = launch("short", "--nodes", "1:3", "--cpu", 8)  # a node has eight, and there are two
     assert done.returncode == 0, done.stderr
     wait_until(lambda: newest_step(runs / "short") >= STEPS, "the last step")
-    wait_until(lambda: not state("short", tmp_path)["is_live"], "the end of the run")
+    wait_until(lambda: not state("short", tmp_path)["is_live"], "the end of the run", every_s=0.5)
     ended = state("short", tmp_path)
     assert (ended["status"], ended["step"], ended["checkpoint"]) == ("COMPLETED", STEPS, STEPS), ended
     assert ended["tokens_per_s"] > 0
@@ -101,7 +101,9 @@ def test_an_elastic_run_ends_with_its_last_step_though_a_pod_waits_for_a_node(ku
     accounts = audit_of_pods(runs / "short")
     assert (accounts["samples"], accounts["faults"]) == (STEPS * 12, [])
     wait_until(
-        lambda: all(pod["status"]["phase"] == "Succeeded" for pod in pods_of(found, "short")), "no pod left"
+        lambda: all(pod["status"]["phase"] == "Succeeded" for pod in pods_of(found, "short")),
+        "no pod left",
+        every_s=0.2,
     )
 
 
@@ -126,7 +128,7 @@ def test_a_run_lives_on_while_pods_fail_between_checkpoints_and_ends_when_they_f
             room.kill_pod("default", *running)
         return "Failed" in str(found.get("JobSet", "killed", api=JOBSET).get("status"))
 
-    wait_until(kill, "the end of a run whose pods are killed as they start")
+    wait_until(kill, "the end of a run whose pods are killed as they start", every_s=0.2)
     assert len(killed) == MAX_FAILED + 1, "the first had written a checkpoint; the last ended by itself"
     assert state("killed", tmp_path)["status"] == "FAILED"
     assert "6 pods of node 0 failed in a row without a new checkpoint" in events_text(runs / "killed")
@@ -164,7 +166,7 @@ def test_a_server_answers_once_it_is_ready_and_ends_its_answers_when_its_pod_is_
         pods = pods_of(found, "model")
         return [pod for pod in pods if is_ready(pod)]
 
-    wait_until(ready, "a pod that is ready", patience_s=90)
+    wait_until(ready, "a pod that is ready", patience_s=90, every_s=0.2)
     (pod,) = ready()
     url = f"http://{pod['status']['podIP']}:8000/v1/completions"
     asked = {"model": "model", "prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True}
@@ -176,7 +178,7 @@ def test_a_server_answers_once_it_is_ready_and_ends_its_answers_when_its_pod_is_
     assert end == "data: [DONE]"
     assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
     others = lambda: [one for one in ready() if one["metadata"]["name"] != pod["metadata"]["name"]]  # noqa: E731
-    wait_until(others, "another pod")
+    wait_until(others, "another pod", every_s=0.2)
     found.delete("Deployment", "model", api="apps/v1")
 
 

@@ -1,4 +1,7 @@
-"""The node checks as a cluster runs them: the manifests, and what their page says."""
+"""The node checks as a cluster runs them: the manifests, and what their page says.
+
+A real server is asked in integration/test_kubernetes_objects.py.
+"""
 
 import json
 import re
@@ -9,7 +12,6 @@ import pytest
 import yaml
 
 from penstock.cli.main import main
-from tests.kubernetes import cluster
 from tests.warm import penstock
 
 ROOT = Path(__file__).parents[2]
@@ -38,15 +40,6 @@ def test_a_misspelt_field_would_be_found():
     found["spec"]["jobTemplate"]["spec"]["template"]["spec"]["priorityClass"] = "low"
     with pytest.raises(validate.ValidationError):
         validate.validate(found, "1.37", strict=True)
-
-
-def test_a_real_server_accepts_each_object(tmp_path):
-    """Server 1.20 has CronJobs as v1beta1, and drops the fields of an indexed job."""
-    with cluster(tmp_path) as kubernetes:
-        for one in manifests():
-            old = {"apiVersion": "batch/v1beta1"} if one["kind"] == "CronJob" else {}
-            status, answer = kubernetes.create({**one, **old})
-            assert status == 201, answer
 
 
 def test_the_checks_ask_for_no_privilege_and_no_right():

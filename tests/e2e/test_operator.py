@@ -133,7 +133,7 @@ class Setting:
         ]
 
     def until(self, is_so, what, patience_s=PATIENCE_S):
-        return wait_until(is_so, what, patience_s=patience_s)
+        return wait_until(is_so, what, patience_s=patience_s, every_s=0.2)
 
     def until_step(self, name, step):
         self.until(lambda: newest_step(self.runs / name) >= step, f"step {step} of {name}")

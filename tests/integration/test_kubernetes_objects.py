@@ -7,6 +7,7 @@ import gc
 from dataclasses import replace
 
 import pytest
+from tests.e2e.test_node_checks import manifests
 from tests.kubernetes import JOBSET, cluster
 from tests.unit.launch.render.test_kubernetes import SPECS, make_pod_spec
 from tests.unit.launch.render.test_serving import SPECS as SERVING
@@ -59,6 +60,14 @@ def test_the_server_would_take_every_object_that_is_rendered(connection, objects
         tried = connection.apply(found, is_tried=True)
         assert tried["metadata"]["name"] == found["metadata"]["name"]
     assert len(asked) >= len(objects) - 1
+
+
+def test_the_server_takes_every_object_of_the_node_checks(found):
+    """Server 1.20 has CronJobs as v1beta1, and drops the fields of an indexed job."""
+    for one in manifests():
+        old = {"apiVersion": "batch/v1beta1"} if one["kind"] == "CronJob" else {}
+        status, answer = found.create({**one, **old})
+        assert status == 201, answer
 
 
 def submit(connection, folder, spec, *, more=()):
