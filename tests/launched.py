@@ -89,7 +89,7 @@ def events_of(run):
 def wait_until(is_so, what, *, patience_s=PATIENCE_S, alive=lambda: True, every_s=0.05):
     """Wait until something is so; fails if it does not become so, or if what should run has ended.
 
-    Looking takes a fifth of a core at most: what is read may be long. Whoever asks a server, which has its
+    Looking takes a tenth of a core at most: what is read may be long. Whoever asks a server, which has its
     own cost, looks less often.
     """
     end = time.monotonic() + patience_s
@@ -97,7 +97,7 @@ def wait_until(is_so, what, *, patience_s=PATIENCE_S, alive=lambda: True, every_
     while not (found := is_so()):
         assert alive(), f"{what}: the job has ended"
         assert time.monotonic() < end, f"{what} did not happen in {patience_s:g} s"
-        time.sleep(max(every_s, 4 * (time.thread_time() - began)))
+        time.sleep(max(every_s, 9 * (time.thread_time() - began)))
         began = time.thread_time()
     return found
 
