@@ -29,7 +29,7 @@ def judge_sameness(traits: Mapping[int, Mapping[str, str]]) -> Iterator[Finding]
             rarest = sorted(nodes.items(), key=lambda item: (len(item[1]), item[0]))
             listed = "; ".join(f"{value} on {_nodes(where)}" for value, where in rarest)
             level = red if name in _MUST else yellow
-            yield level(CHECK, f"{name} differs: {listed}", remedy="Use machines and images of one kind.")
+            yield level(f"{name} differs: {listed}", remedy="Use machines and images of one kind.")
 
 
 def _nodes(numbers: list[int]) -> str:

@@ -12,7 +12,7 @@ from penstock.doctor.checks.check import Finding, green, red, yellow
 from penstock.doctor.link import LinkFault, LinkMeasurement
 from penstock.doctor.node_group import LOOPBACK, Member, matched
 
-CHECK = "links"
+CHECK, _CLOCKS = "links", "clocks"
 
 _SLOW, _SLOWISH = 0.5, 0.75
 """Ratio to the fastest link's speed below which a link is slow. Collectives run at the slowest one's."""
@@ -188,7 +188,6 @@ def _blamed(links: Sequence[LinkMeasurement], bad: set[LinkMeasurement]) -> list
 def _dead(links: Sequence[LinkMeasurement], dead: set[LinkMeasurement]) -> Iterator[Finding]:
     for blame in _blamed(links, dead):
         yield red(
-            CHECK,
             f"Nothing passes {blame.between}",
             remedy="Check cable, switch port, firewall, and that both lie in one network; or leave the "
             "interface out of GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.",
@@ -203,14 +202,12 @@ def _losing(
         packet = max(link.packet_bytes for link in theirs)
         arriving = min(link.arriving_bytes for link in theirs)
         yield red(
-            CHECK,
             f"Packets of {packet:,} bytes get lost at {who}, those of up to {arriving:,} arrive: the MTU is "
             "wrong",
             remedy=f"Let switches pass {packet:,} bytes, or on all nodes: ip link set NAME mtu {arriving}.",
         )
     for who, _, _ in _blamed(links, stalled - losing):
         yield red(
-            CHECK,
             f"Small messages pass at {who}, and transfers hang",
             remedy="Look for an MTU that a switch does not pass, or a firewall that ends connections.",
         )
@@ -223,7 +220,6 @@ def _lossy(alive: Sequence[LinkMeasurement]) -> Iterator[Finding]:
         for who, theirs, _ in _blamed(alive, bad):
             worst = max(theirs, key=lambda link: link.lost_share)
             yield level(
-                CHECK,
                 f"{who}: {100 * worst.lost_share:.2g}% of packets get lost from node {worst.source} to node "
                 f"{worst.target}",
                 remedy="They are sent again, and all wait. Check cable, transceiver and switch port, and the "
@@ -242,7 +238,6 @@ def _slow(alive: Sequence[LinkMeasurement]) -> Iterator[Finding]:
             worst = min(theirs, key=lambda link: link.gbit_s)
             way = f"from node {worst.source} to node {worst.target}"
             yield level(
-                CHECK,
                 f"{who}: {_speed(worst.gbit_s)} {way}, where the fastest link has {_speed(best)}",
                 remedy="All wait for the slowest. Check the cable, the speed and errors of its port "
                 "(ethtool, ethtool -S), and whether others use the network.",
@@ -259,7 +254,6 @@ def _far(alive: Sequence[LinkMeasurement]) -> Iterator[Finding]:
     for who, theirs, _ in _blamed(alive, far):
         worst = max(link.round_trip_s for link in theirs)
         yield yellow(
-            CHECK,
             f"{who}: round trip {1e3 * worst:.2f} ms, where others have {1e3 * usual:.2f} ms",
             remedy="Check for a detour (traceroute), a full queue, or another site behind this address.",
         )
@@ -272,9 +266,8 @@ def _summary(alive: Sequence[LinkMeasurement]) -> Iterator[Finding]:
         trips = sorted(link.round_trip_s for link in mine)
         name = nics[0] if nics[0] == nics[1] else " - ".join(nics)
         yield green(
-            CHECK,
             f"{name}: {_speed(min(speeds))} to {_speed(max(speeds))} one way, round trip "
-            f"{1e3 * trips[len(trips) // 2]:.2f} ms, {len(mine)} directions",
+            f"{1e3 * trips[len(trips) // 2]:.2f} ms, {len(mine)} directions"
         )
 
 
@@ -287,14 +280,14 @@ def _clocks(alive: Sequence[LinkMeasurement]) -> Iterator[Finding]:
         level = red if _surely_ahead(link) > _CLOCKS_FAR_APART_S else yellow
         word = "ahead of" if link.clock_ahead_s > 0 else "behind"
         yield level(
-            "clocks",
             f"The clock of node {link.target} is {abs(link.clock_ahead_s):.2f} s {word} that of node "
             f"{link.source}",
             remedy="Let chrony or systemd-timesyncd run on both: timedatectl set-ntp true.",
+            check=_CLOCKS,
         )
     if apart and not far:
         apart_s = max(abs(link.clock_ahead_s) + link.round_trip_s / 2 for link in apart.values())
-        yield green("clocks", f"They agree within {1e3 * apart_s:.1f} ms")
+        yield green(f"They agree within {1e3 * apart_s:.1f} ms", check=_CLOCKS)
 
 
 def _surely_ahead(link: LinkMeasurement) -> float:
@@ -307,7 +300,6 @@ def _mtus(members: Sequence[Member]) -> Iterator[Finding]:
     if len(counts) > 1:
         told = ", ".join(f"{len(member.ends)} on node {member.node}" for member in members)
         yield yellow(
-            CHECK,
             f"The nodes have different numbers of interfaces: {told}",
             remedy=f"Collectives use the {min(counts)} that all have; see the lines on interfaces.",
         )
@@ -316,7 +308,6 @@ def _mtus(members: Sequence[Member]) -> Iterator[Finding]:
         for place, mtu in mtus.items():
             if mtu != usual:
                 yield yellow(
-                    CHECK,
                     f"{place} has an MTU of {mtu:,}, where others have {usual:,}: TCP copes, RDMA and "
                     "datagrams do not",
                     remedy=f"On node {place.node}: ip link set {place.nic} mtu {usual}",

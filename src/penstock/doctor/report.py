@@ -6,11 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from penstock.core.units import duration, plural
-from penstock.doctor import collective
+from penstock.doctor import collective, consistency, judge_links
 from penstock.doctor.checks import devices, gpus, processors
-from penstock.doctor.checks.check import BETWEEN, Finding, Level, merged, red, worst, yellow
-from penstock.doctor.consistency import judge_sameness
-from penstock.doctor.judge_links import judge_links
+from penstock.doctor.checks.check import BETWEEN, Finding, Level, merged, of_check, red, worst, yellow
 from penstock.doctor.link import LinkMeasurement, link_of
 from penstock.doctor.node_group import NodeGroup
 from penstock.doctor.outliers import Outlier, mended_without, outliers_of
@@ -81,19 +79,20 @@ def put_together(
     ]
     links = [link_of(raw) for _, report in sorted(reports.items()) for raw in report["links"]]
     silent = [*party.missing, *(m.node for m in party.members if m.node not in reports)]
-    between = [_missing(node, party) for node in sorted(silent)]
-    between += judge_sameness({node: report["traits"] for node, report in reports.items()})
-    between += judge_links(party.members, links)
-    outcomes = {node: report["collective"] for node, report in reports.items() if report["collective"]}
-    between += collective.judge({node: collective.CollectiveResult(**raw) for node, raw in outcomes.items()})
+    traits = {node: report["traits"] for node, report in reports.items()}
+    outcomes = {
+        node: collective.CollectiveResult(**report["collective"])
+        for node, report in reports.items()
+        if report["collective"]
+    }
+    between = of_check("nodes", (_missing(node, party) for node in sorted(silent)))
+    between += of_check(consistency.CHECK, consistency.judge_sameness(traits))
+    between += of_check(judge_links.CHECK, judge_links.judge_links(party.members, links))
+    between += of_check(collective.CHECK, collective.judge(outcomes))
     if unmeasured:
-        between.append(
-            yellow(
-                "links",
-                f"{plural(unmeasured, 'pair')} of nodes were not measured, because the time ran out",
-                remedy="Nothing is known of these links. Give more time: --seconds.",
-            )
-        )
+        what = f"{plural(unmeasured, 'pair')} of nodes were not measured, because the time ran out"
+        remedy = "Nothing is known of these links. Give more time: --seconds."
+        between.append(yellow(what, remedy=remedy, check=judge_links.CHECK))
     return DoctorReport(
         hosts={
             member.node: member.host for member in party.members if reports.get(member.node, {}).get("traits")
@@ -111,12 +110,10 @@ def _missing(node: int, party: NodeGroup) -> Finding:
     came = any(member.node == node for member in party.members)
     if came:
         return red(
-            "nodes",
             f"Node {node} came but did not report",
             remedy="See its output; it may have hung, or been killed.",
         )
     return red(
-        "nodes",
         f"Node {node} did not come",
         remedy="Check that it was started, and that it reaches the address of the first (MASTER_ADDR) by the "
         "interface that leads there.",

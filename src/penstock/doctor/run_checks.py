@@ -22,7 +22,7 @@ from penstock.doctor.checks import (
     ulimits,
     variables,
 )
-from penstock.doctor.checks.check import Check, CheckOptions, Finding, red, yellow
+from penstock.doctor.checks.check import Check, CheckOptions, Finding, of_check, red, yellow
 from penstock.doctor.collective import CollectiveResult, is_worth_trying, reduce_together, size_for
 from penstock.doctor.judge_links import second_opinions, slow_crossings
 from penstock.doctor.link import LinkMeasurement, better, link_of
@@ -105,7 +105,8 @@ def _alone(
     """Return the report of a machine that cannot reach the others."""
     start = clock.monotonic()
     findings, facts = examine_here(options, on_check)
-    cut_off = red("nodes", str(error).removesuffix("."), remedy="See which nodes the others' report misses.")
+    remedy = "See which nodes the others' report misses."
+    cut_off = red(str(error).removesuffix("."), remedy=remedy, check="nodes")
     return DoctorReport(
         hosts={me.node: me.host},
         findings=[replace(finding, nodes=(me.node,)) for finding in [*findings, cut_off]],
@@ -133,17 +134,15 @@ def examine_here(
         on_check(name)
         try:
             facts[name] = check.measure(options)
-            findings += check.judge(facts[name])
+            findings += of_check(name, check.judge(facts[name]))
         except UsageError:
             raise
         except PenstockError as error:
-            findings.append(red(name, str(error).removesuffix("."), remedy="Mend that, and run this again."))
+            remedy = "Mend that, and run this again."
+            findings.append(red(str(error).removesuffix("."), remedy=remedy, check=name))
         except OSError as error:
-            findings.append(
-                yellow(
-                    name, f"Not measured: {error}", remedy="Run this as the user of the run, on its machine."
-                )
-            )
+            remedy = "Run this as the user of the run, on its machine."
+            findings.append(yellow(f"Not measured: {error}", remedy=remedy, check=name))
     return findings, facts
 
 

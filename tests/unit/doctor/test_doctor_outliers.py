@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import permutations
 
-from penstock.doctor.checks.check import BETWEEN, red
+from penstock.doctor.checks.check import BETWEEN, of_check, red
 from penstock.doctor.judge_links import judge_links
 from penstock.doctor.link import LinkFault, LinkMeasurement
 from penstock.doctor.outliers import hosts_to_leave_out
@@ -22,7 +22,7 @@ def links_of(num_nodes, *cards):
 
 
 def report_of(links, *findings, hosts=4, num_nodes=4):
-    judged = [replace(finding, nodes=(BETWEEN,)) for finding in judge_links([], links)]
+    judged = [replace(finding, nodes=(BETWEEN,)) for finding in of_check("links", judge_links([], links))]
     return DoctorReport(
         hosts={node: f"host{node}" for node in range(hosts)},
         num_nodes=num_nodes,
@@ -69,8 +69,8 @@ def test_a_fault_of_every_card_or_of_one_pair_is_nobodys():
 
 def test_a_node_that_is_missing_or_alone_has_a_red_line_is_left_out():
     links = [link for link in links_of(4, "net1") if 3 not in (link.source, link.target)]
-    missing = replace(red("nodes", "Node 3 did not come", remedy="Start it."), nodes=(BETWEEN,))
-    broken = replace(red("gpus", "One is lost", remedy="Reset it."), nodes=(1,))
+    missing = replace(red("Node 3 did not come", remedy="Start it.", check="nodes"), nodes=(BETWEEN,))
+    broken = replace(red("One is lost", remedy="Reset it.", check="gpus"), nodes=(1,))
     report = report_of(links, missing, broken, hosts=3)
     assert [str(outlier) for outlier in report.outliers] == [
         "node 1 (host1): gpus: One is lost",
@@ -82,7 +82,7 @@ def test_a_node_that_is_missing_or_alone_has_a_red_line_is_left_out():
 
 def test_what_no_node_explains_is_not_mended_by_leaving_one_out():
     links = with_fault(links_of(4, "net1"), 2, "net1", fault=LinkFault.DEAD, gbit_s=0.0)
-    differing = replace(red("sameness", "torch differs", remedy="Use one."), nodes=(BETWEEN,))
+    differing = replace(red("torch differs", remedy="Use one.", check="sameness"), nodes=(BETWEEN,))
     assert report_of(links).exit_code == 3
     assert report_of(links, differing).exit_code == 1
     assert report_of(links_of(4, "net1")).exit_code == 0

@@ -16,13 +16,14 @@ from penstock.doctor.checks.check import (
     Level,
     green,
     merged,
+    of_check,
     red,
     worst,
     yellow,
 )
 from penstock.doctor.report import DoctorReport, as_json, as_text
 
-MTU = yellow("interfaces", "eth0 has an MTU of 1500", remedy="ip link set eth0 mtu 9000")
+MTU = yellow("eth0 has an MTU of 1500", remedy="ip link set eth0 mtu 9000", check="interfaces")
 
 
 def on(finding: Finding, *nodes: int) -> Finding:
@@ -33,9 +34,9 @@ REPORT = DoctorReport(
     hosts={0: "red", 1: "blue"},
     num_nodes=2,
     findings=[
-        on(green("devices", "8 x A100"), 0, 1),
+        on(green("8 x A100", check="devices"), 0, 1),
         on(MTU, 1),
-        on(red("links", "Nothing passes between a and b", remedy="Check the cable."), BETWEEN),
+        on(red("Nothing passes between a and b", remedy="Check the cable.", check="links"), BETWEEN),
     ],
     facts={},
     links=[],
@@ -91,7 +92,7 @@ class Failing:
         raise self._error
 
     def judge(self, _facts: None) -> Iterator[Finding]:
-        yield green("failing", "never")
+        yield green("never")
 
 
 def checked(monkeypatch: pytest.MonkeyPatch, check: Check) -> list[Finding]:
@@ -102,8 +103,16 @@ def checked(monkeypatch: pytest.MonkeyPatch, check: Check) -> list[Finding]:
 def test_what_cannot_be_measured_is_a_line_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = checked(monkeypatch, Failing(CorpusError("Corpus x is gone", fix="Bring it back.")))
     assert (found.level, found.what) == (Level.RED, "Corpus x is gone. Bring it back")
+    assert found.check == "failing"
     (found,) = checked(monkeypatch, Failing(PermissionError("not yours")))
     assert (found.level, found.what) == (Level.YELLOW, "Not measured: not yours")
+
+
+def test_a_finding_has_the_name_of_its_check_unless_it_gives_another():
+    assert [one.check for one in of_check("links", [green("a"), green("b", check="clocks")])] == [
+        "links",
+        "clocks",
+    ]
 
 
 def test_what_makes_no_sense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

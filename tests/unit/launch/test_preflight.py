@@ -32,7 +32,7 @@ def test_in_pods_it_measures_the_cards_that_were_declared():
 
 def test_the_reasons_are_read_from_what_the_doctor_writes():
     def red_line(node, what):
-        return replace(red("disk", what, remedy="Mend it."), nodes=(node,))
+        return replace(red(what, remedy="Mend it.", check="disk"), nodes=(node,))
 
     report = DoctorReport(
         hosts={0: "n0", 1: "n1", 2: "n2"},

@@ -54,10 +54,11 @@ BETWEEN = -1
 class Finding:
     """Line of the report."""
 
-    check: str
     level: Level
     what: str
     """Sentence without a full stop, with the measured value."""
+    check: str = ""
+    """Empty: the check that is judged, which `of_check` names."""
     remedy: str = ""
     """Remedy; empty if nothing has to be done."""
     nodes: tuple[int, ...] = field(default=(BETWEEN,))
@@ -81,25 +82,30 @@ class Check(Protocol):
 _ORDER = (Level.GREEN, Level.YELLOW, Level.RED)
 
 
-def green(check: str, what: str) -> Finding:
+def green(what: str, *, check: str = "") -> Finding:
     """Return a finding without a remedy."""
     return Finding(check=check, level=Level.GREEN, what=what)
 
 
-def yellow(check: str, what: str, *, remedy: str) -> Finding:
+def yellow(what: str, *, remedy: str, check: str = "") -> Finding:
     """Return a finding that costs speed or robustness."""
     return Finding(check=check, level=Level.YELLOW, what=what, remedy=remedy)
 
 
-def red(check: str, what: str, *, remedy: str) -> Finding:
+def red(what: str, *, remedy: str, check: str = "") -> Finding:
     """Return a finding that makes a run fail."""
     return Finding(check=check, level=Level.RED, what=what, remedy=remedy)
+
+
+def of_check(check: str, findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings of a check with its name, but for those that name another."""
+    return [finding if finding.check else replace(finding, check=check) for finding in findings]
 
 
 def worst(findings: Iterable[Finding]) -> Level:
     """Return the worst level of some findings.
 
-    >>> worst([green("a", "fine"), yellow("b", "odd", remedy="mend")]).value
+    >>> worst([green("fine"), yellow("odd", remedy="mend")]).value
     'yellow'
     """
     return max((finding.level for finding in findings), key=_ORDER.index, default=Level.GREEN)
@@ -108,7 +114,7 @@ def worst(findings: Iterable[Finding]) -> Level:
 def merged(findings: Sequence[Finding]) -> list[Finding]:
     """Return findings in their order, equal ones of several nodes merged.
 
-    >>> a, b = (replace(green("torch", "torch 2.13"), nodes=(node,)) for node in (0, 1))
+    >>> a, b = (replace(green("torch 2.13"), nodes=(node,)) for node in (0, 1))
     >>> [finding.nodes for finding in merged([a, b])]
     [(0, 1)]
     """

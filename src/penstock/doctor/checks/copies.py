@@ -60,11 +60,11 @@ def _speed(source: torch.Tensor, target: torch.Tensor, device: torch.device) -> 
 def judge(facts: tuple[DeviceCopies, ...]) -> Iterator[Finding]:
     """Compare the devices with one another, and with the least that a sound slot gives."""
     if not facts:
-        yield green(CHECK, "No accelerator to copy to")
+        yield green("No accelerator to copy to")
         return
     measured = [device for device in facts if not device.is_in_use]
     if in_use := [str(device.index) for device in facts if device.is_in_use]:
-        yield green(CHECK, f"Not measured, because a job uses them: devices {', '.join(in_use)}")
+        yield green(f"Not measured, because a job uses them: devices {', '.join(in_use)}")
     fine = True
     for way, speeds in (
         ("to", {device.index: device.to_bytes_s for device in measured}),
@@ -75,11 +75,10 @@ def judge(facts: tuple[DeviceCopies, ...]) -> Iterator[Finding]:
             if speed < wanted:
                 fine = False
                 yield yellow(
-                    CHECK,
                     f"Copies {way} device {index} run at {speed / 1e9:.3g} GB/s, below {wanted / 1e9:.3g}",
                     remedy="Check the lanes and speed of its slot (nvidia-smi -q -d PCIE), and that the "
                     "process runs on the socket that the card is attached to.",
                 )
     if measured and fine:
         slowest = min(min(device.to_bytes_s, device.from_bytes_s) for device in measured)
-        yield green(CHECK, f"Copies to and from each device run at {slowest / 1e9:.3g} GB/s or more")
+        yield green(f"Copies to and from each device run at {slowest / 1e9:.3g} GB/s or more")

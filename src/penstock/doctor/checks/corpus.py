@@ -63,13 +63,11 @@ def judge(facts: LoaderFacts | None) -> Iterator[Finding]:
     if facts is None:
         return
     yield green(
-        CHECK,
         f"{facts.name}: {si(facts.tokens_s)} tokens/s from one loader, the first batch after "
-        f"{facts.first_batch_s:.1f} s",
+        f"{facts.first_batch_s:.1f} s"
     )
     if facts.num_devices and facts.tokens_s < _NEEDED_TOKENS_S:
         yield yellow(
-            CHECK,
             f"A device may take {si(_NEEDED_TOKENS_S)} tokens/s; the loader gives {si(facts.tokens_s)}",
             remedy="Copy the corpus to a local disk; one of another tool: penstock data convert.",
         )

@@ -91,23 +91,20 @@ def judge(facts: DeviceFacts) -> Iterator[Finding]:
     versions = (
         f"torch {facts.torch}, CUDA {facts.cuda}, NCCL {facts.nccl}, driver {facts.driver or 'unknown'}"
     )
-    yield green(CHECK, f"{len(facts.devices)} x {' and '.join(names)}, {mib(memory)} each; {versions}")
+    yield green(f"{len(facts.devices)} x {' and '.join(names)}, {mib(memory)} each; {versions}")
     if len(names) > 1:
         yield yellow(
-            CHECK,
             f"The devices differ: {', '.join(names)}",
             remedy="A step takes as long as on the slowest: run on devices of one kind.",
         )
     if len(facts.devices) < facts.num_cards:
         yield yellow(
-            CHECK,
             f"torch sees {len(facts.devices)} of {facts.num_cards} cards",
             remedy="Check CUDA_VISIBLE_DEVICES and what the container was given.",
         )
     for index, device in enumerate(facts.devices):
         if device.free_bytes < _FREE_SHARE * device.memory_bytes:
             yield yellow(
-                CHECK,
                 f"Device {index} has {mib(device.free_bytes)} of {mib(device.memory_bytes)} free",
                 remedy="End the process that holds the rest: see nvidia-smi.",
             )
@@ -116,16 +113,14 @@ def judge(facts: DeviceFacts) -> Iterator[Finding]:
 def _without(facts: DeviceFacts) -> Iterator[Finding]:
     if facts.num_cards and not facts.cuda:
         yield red(
-            CHECK,
             f"The driver sees {facts.num_cards} cards; torch {facts.torch} was built without CUDA",
             remedy="Install a build of torch for CUDA: see pytorch.org.",
         )
     elif facts.num_cards:
         yield red(
-            CHECK,
             f"The driver {facts.driver} sees {facts.num_cards} cards; torch {facts.torch} for CUDA "
             f"{facts.cuda} can use none",
             remedy="Update the driver, or install a build of torch for an older CUDA; check nvidia-smi.",
         )
     else:
-        yield green(CHECK, f"No accelerator: {facts.cores} CPU cores, torch {facts.torch}")
+        yield green(f"No accelerator: {facts.cores} CPU cores, torch {facts.torch}")

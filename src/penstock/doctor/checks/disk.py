@@ -94,31 +94,26 @@ def judge(facts: DiskFacts) -> Iterator[Finding]:
     """Judge whether checkpoints fit, and how long they take."""
     if facts.free_bytes <= _MIN_FREE:
         yield red(
-            CHECK,
             f"{facts.folder} has {mib(facts.free_bytes)} free",
             remedy="Free some space, or set run.dir to another disk.",
         )
         return
     yield green(
-        CHECK,
         f"{facts.folder} ({facts.file_system}): writes {mib(facts.written_bytes_s)}/s, "
-        f"reads {mib(facts.read_bytes_s)}/s, {mib(facts.free_bytes)} free",
+        f"reads {mib(facts.read_bytes_s)}/s, {mib(facts.free_bytes)} free"
     )
     if facts.free_bytes < _LITTLE_FREE:
         yield yellow(
-            CHECK,
             f"{facts.folder} has {mib(facts.free_bytes)} free, less than two checkpoints of a model of 1B",
             remedy="Free some space, or keep fewer checkpoints: checkpoint.keep.",
         )
     if facts.file_system in _IN_MEMORY:
         yield yellow(
-            CHECK,
             f"{facts.folder} lies in memory ({facts.file_system}): it does not outlive the machine",
             remedy="Set run.dir to a disk.",
         )
     if facts.written_bytes_s < _SLOW_BYTES_S:
         yield yellow(
-            CHECK,
             f"{facts.folder} takes {mib(facts.written_bytes_s)}/s: a checkpoint of a model of 1B takes "
             f"{12e9 / max(facts.written_bytes_s, 1):.0f} s",
             remedy="Set run.dir to a faster disk; training continues while a save fits in memory.",

@@ -143,19 +143,17 @@ def judge(facts: GpuFacts) -> Iterator[Finding]:
     if facts.why_not:
         if expected:
             yield yellow(
-                CHECK,
                 f"Not measured, with {plural(expected, 'GPU')} expected: {facts.why_not}",
                 remedy="pip install 'penstock[monitor]', and let the container have the driver's utilities "
                 "(NVIDIA_VISIBLE_DEVICES=all, NVIDIA_DRIVER_CAPABILITIES=utility,compute).",
             )
         else:
-            yield green(CHECK, f"Not measured: {facts.why_not}")
+            yield green(f"Not measured: {facts.why_not}")
         return
     for gone in facts.lost:
-        yield red(CHECK, f"The driver cannot read {gone}", remedy=_RESET)
+        yield red(f"The driver cannot read {gone}", remedy=_RESET)
     if len(facts.gpus) != expected:
         yield red(
-            CHECK,
             f"The driver has {plural(len(facts.gpus), 'working GPU')} of {expected}",
             remedy="A card may have fallen off the bus: see `dmesg | grep -i xid`, and restart the machine. "
             "If the number expected is wrong, set --expect-gpus.",
@@ -165,12 +163,11 @@ def judge(facts: GpuFacts) -> Iterator[Finding]:
     if not bad and facts.gpus:
         remapped = sum(gpu.remapped_rows or 0 for gpu in facts.gpus)
         yield green(
-            CHECK,
             f"{plural(len(facts.gpus), 'GPU')}: no uncorrected ECC error since the driver was loaded, "
-            f"{plural(remapped, 'remapped row')}, no throttling",
+            f"{plural(remapped, 'remapped row')}, no throttling"
         )
     elif not facts.gpus and not expected and not facts.lost:
-        yield green(CHECK, "No NVIDIA GPU")
+        yield green("No NVIDIA GPU")
 
 
 def _judge_one(gpu: Gpu) -> Iterator[Finding]:
@@ -209,7 +206,7 @@ def _judge_one(gpu: Gpu) -> Iterator[Finding]:
     ]
     for applies, level, what, remedy in rules:
         if applies:
-            yield level(CHECK, f"{who} {what}", remedy=remedy)
+            yield level(f"{who} {what}", remedy=remedy)
     for name, (bit, remedy) in _THROTTLED.items():
         if (gpu.throttle_bits or 0) & bit:
-            yield red(CHECK, f"{who} is held back by {name}", remedy=remedy)
+            yield red(f"{who} is held back by {name}", remedy=remedy)

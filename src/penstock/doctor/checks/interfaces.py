@@ -32,15 +32,14 @@ def judge(facts: InterfaceFacts) -> Iterator[Finding]:
     """Judge which interfaces are usable, and what limits them."""
     chosen = usable(facts.nics)
     if chosen:
-        yield green(CHECK, "; ".join(described(nic) for nic in chosen))
+        yield green("; ".join(described(nic) for nic in chosen))
     elif facts.num_nodes > 1:
         yield red(
-            CHECK,
             f"No interface leads to other machines: {_all(facts.nics)}",
             remedy="Bring one up (ip link set NAME up) and give it an address.",
         )
     else:
-        yield green(CHECK, "No network; one machine needs none")
+        yield green("No network; one machine needs none")
     for nic in facts.nics:
         yield from _idle(nic)
     for nic in chosen:
@@ -49,14 +48,12 @@ def judge(facts: InterfaceFacts) -> Iterator[Finding]:
     for nic in chosen:
         if not nic.carries_own_network and not any(nic.name in pair for pair in shared):
             yield red(
-                CHECK,
                 f"Connections to {nic.networks[0]} do not leave by {nic.name}, which is in it",
                 remedy=f"gloo and NCCL would use another interface: ip route add {nic.networks[0]} dev "
                 f"{nic.name}. In a pod, a CNI plugin has taken the route out of the main table.",
             )
     for first, second, network in shared:
         yield yellow(
-            CHECK,
             f"{first} and {second} are both in {network}: what leaves may all take one of them",
             remedy="Give each a network of its own, or routes by source address (ip rule).",
         )
@@ -83,13 +80,11 @@ def _idle(nic: Nic) -> Iterator[Finding]:
     """Yield a finding for a card that could carry traffic but is down."""
     if nic.bus and not nic.is_up:
         yield yellow(
-            CHECK,
             f"{nic.name} ({nic.driver}) is down",
             remedy=f"Check its cable and switch port; bring it up: ip link set {nic.name} up.",
         )
     elif nic.networks and not nic.is_up:
         yield red(
-            CHECK,
             f"{nic.name} has the address {nic.address} and is down",
             remedy=f"Bring it up (ip link set {nic.name} up), or take its address away.",
         )
@@ -99,13 +94,11 @@ def _held_back(nic: Nic) -> Iterator[Finding]:
     speed = nic.speed_mbit_s if nic.has_true_speed else None
     if speed is not None and speed < _SLOW_MBIT_S:
         yield yellow(
-            CHECK,
             f"{nic.name} runs at {speed / 1000:g} Gbit/s",
             remedy="Check that cable and port are for more; what no cable mends: docs/explanation/diloco.md.",
         )
     if speed is not None and speed >= _JUMBO_FROM_MBIT_S and nic.mtu < _JUMBO_MTU:
         yield yellow(
-            CHECK,
             f"{nic.name} has an MTU of {nic.mtu} at {speed / 1000:g} Gbit/s",
             remedy=f"If every switch between the nodes allows it: ip link set {nic.name} mtu 9000, on all.",
         )

@@ -44,7 +44,7 @@ def judge(facts: KernelFacts) -> Iterator[Finding]:
     yield from found
     if not found:
         shown = ", ".join(f"{name}={' '.join(text.split())}" for name, text in facts.settings.items())
-        yield green(CHECK, shown or "No settings to read")
+        yield green(shown or "No settings to read")
 
 
 def _buffers(facts: KernelFacts) -> Iterator[Finding]:
@@ -53,7 +53,6 @@ def _buffers(facts: KernelFacts) -> Iterator[Finding]:
         sizes = facts.settings.get(name, "").split()
         if len(sizes) == 3 and int(sizes[2]) < needed:
             yield yellow(
-                CHECK,
                 f"{name} lets a connection have {mib(int(sizes[2]))} on its way, where "
                 f"{facts.speed_mbit_s / 1000:g} Gbit/s for a millisecond are {mib(needed)}",
                 remedy=f"sysctl -w {name}='{sizes[0]} {sizes[1]} {2 * needed}'",
@@ -64,7 +63,6 @@ def _backlog(facts: KernelFacts) -> Iterator[Finding]:
     text = facts.settings.get("net.core.somaxconn", "")
     if text.isdecimal() and int(text) < _MIN_BACKLOG:
         yield yellow(
-            CHECK,
             f"net.core.somaxconn is {text}: ranks that connect at once may be refused",
             remedy="sysctl -w net.core.somaxconn=4096",
         )
@@ -73,7 +71,6 @@ def _backlog(facts: KernelFacts) -> Iterator[Finding]:
 def _idle(facts: KernelFacts) -> Iterator[Finding]:
     if facts.settings.get("net.ipv4.tcp_slow_start_after_idle") == "1":
         yield yellow(
-            CHECK,
             "net.ipv4.tcp_slow_start_after_idle is 1: after a pause for compute, connections start slowly",
             remedy="sysctl -w net.ipv4.tcp_slow_start_after_idle=0",
         )

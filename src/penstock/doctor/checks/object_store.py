@@ -135,13 +135,11 @@ def judge(facts: ObjectStoreFacts | None) -> Iterator[Finding]:
     if facts is None:
         return
     yield green(
-        CHECK,
         f"{facts.url}: writes {mib(facts.written_bytes_s)}/s, reads {mib(facts.read_bytes_s)}/s, "
-        f"first byte after {1000 * facts.first_byte_s:.0f} ms",
+        f"first byte after {1000 * facts.first_byte_s:.0f} ms"
     )
     if min(facts.written_bytes_s, facts.read_bytes_s) < _SLOW_BYTES_S:
         yield yellow(
-            CHECK,
             f"{facts.url} gives or takes less than {mib(_SLOW_BYTES_S)}/s",
             remedy="Use a bucket of the same region; keep corpora in the cache of a local disk.",
         )

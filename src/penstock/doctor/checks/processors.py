@@ -76,22 +76,19 @@ def judge(facts: CpuFacts) -> Iterator[Finding]:
     """Judge what slows the cores."""
     nodes = "" if facts.numa_nodes == 1 else f", {facts.numa_nodes} NUMA nodes"
     pages = f", huge pages {facts.huge_pages}" if facts.huge_pages else ""
-    yield green(CHECK, f"{facts.model}: {facts.granted} of {facts.cores} cores{nodes}{pages}")
+    yield green(f"{facts.model}: {facts.granted} of {facts.cores} cores{nodes}{pages}")
     if facts.governor in _SLOW_GOVERNORS and facts.driver != "intel_pstate":  # whose "powersave" is fast
         yield yellow(
-            CHECK,
             f"The clock rate is chosen by the governor {facts.governor!r}",
             remedy="cpupower frequency-set -g performance",
         )
     if facts.huge_pages == "never":
         yield yellow(
-            CHECK,
             "Transparent huge pages are off: large tensors of the CPU lie in pages of 4 KiB",
             remedy="echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         )
     if facts.load > _BUSY_SHARE * facts.cores:
         yield yellow(
-            CHECK,
             f"Others are at work here: a load of {facts.load:.1f} on {facts.cores} cores",
             remedy="Wait for them; the speeds below are too low by what they take.",
         )

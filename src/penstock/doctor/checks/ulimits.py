@@ -63,16 +63,14 @@ def judge(facts: UlimitFacts) -> Iterator[Finding]:
     yield from found
     if not found:
         yield green(
-            CHECK,
             f"{mib(facts.memory_bytes)} of memory, /dev/shm {mib(facts.shared_bytes or 0)} free, "
-            f"{facts.open_files:,.0f} open files",
+            f"{facts.open_files:,.0f} open files"
         )
 
 
 def _files(facts: UlimitFacts) -> Iterator[Finding]:
     if facts.open_files < _MIN_FILES:
         yield yellow(
-            CHECK,
             f"A process may open {facts.open_files:,.0f} files",
             remedy="ulimit -n 65536, or LimitNOFILE= of the service.",
         )
@@ -81,7 +79,6 @@ def _files(facts: UlimitFacts) -> Iterator[Finding]:
 def _locked(facts: UlimitFacts) -> Iterator[Finding]:
     if facts.has_rdma and facts.locked_bytes != math.inf:
         yield red(
-            CHECK,
             f"A process may lock {mib(facts.locked_bytes)} of memory, and RDMA locks its buffers",
             remedy="ulimit -l unlimited, or LimitMEMLOCK=infinity; docker run --ulimit memlock=-1.",
         )
@@ -91,7 +88,6 @@ def _shared(facts: UlimitFacts) -> Iterator[Finding]:
     if facts.shared_bytes is not None and facts.shared_bytes < _MIN_SHARED:
         level = red if facts.num_devices > 1 else yellow
         yield level(
-            CHECK,
             f"/dev/shm has {mib(facts.shared_bytes)} free; the devices of a machine talk through it",
             remedy="mount -o remount,size=16G /dev/shm; docker run --shm-size=16g or --ipc=host.",
         )

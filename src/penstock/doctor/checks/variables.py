@@ -54,10 +54,10 @@ def advised(facts: VariableFacts) -> list[Setting]:
 def judge(facts: VariableFacts) -> Iterator[Finding]:
     """Judge which variables are wrong, differ from the advice, or are missing."""
     in_force = ", ".join(f"{name}={value}" for name, value in facts.in_force.items())
-    yield green(CHECK, f"In force: {in_force}" if in_force else "None is set")
+    yield green(f"In force: {in_force}" if in_force else "None is set")
     for name, why in _SLOWS.items():
         if facts.in_force.get(name, "") not in _OFF:
-            yield yellow(CHECK, f"{name}={facts.in_force[name]}: {why}", remedy=f"unset {name}")
+            yield yellow(f"{name}={facts.in_force[name]}: {why}", remedy=f"unset {name}")
     if facts.num_nodes == 1:
         return
     wrong = [finding for name in _INTERFACES for finding in _unknown(name, facts)]
@@ -75,9 +75,9 @@ def _unknown(name: str, facts: VariableFacts) -> Iterator[Finding]:
     known = [nic.name for nic in facts.nics]
     for word in text.removeprefix("=").split(","):
         if word == "lo":
-            yield red(CHECK, f"{name}={text}: the loopback reaches no other machine", remedy=f"unset {name}")
+            yield red(f"{name}={text}: the loopback reaches no other machine", remedy=f"unset {name}")
         elif not (word in known or (name.startswith("NCCL") and any(nic.startswith(word) for nic in known))):
-            yield red(CHECK, f"{name}={text}: this machine has no {word!r}", remedy=nearest(word, known))
+            yield red(f"{name}={text}: this machine has no {word!r}", remedy=nearest(word, known))
 
 
 def _compared(setting: Setting, facts: VariableFacts) -> Iterator[Finding]:
@@ -86,9 +86,9 @@ def _compared(setting: Setting, facts: VariableFacts) -> Iterator[Finding]:
         return
     remedy = f"export {setting.name}={setting.value}"
     if value is not None:
-        yield yellow(CHECK, f"{setting.name}={value}; advised: {setting.reason}", remedy=remedy)
+        yield yellow(f"{setting.name}={value}; advised: {setting.reason}", remedy=remedy)
     elif setting.name not in _INTERFACES or len(usable(facts.nics)) > 1 or _goes_elsewhere(facts):
-        yield yellow(CHECK, f"{setting.name} is not set: {setting.reason}", remedy=remedy)
+        yield yellow(f"{setting.name} is not set: {setting.reason}", remedy=remedy)
 
 
 def _goes_elsewhere(facts: VariableFacts) -> bool:
