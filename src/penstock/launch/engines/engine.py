@@ -27,6 +27,18 @@ class JobState:
     is_stuck: bool = False
     """True if it waits until somebody does something."""
 
+    def check_live(self, job: Job) -> None:
+        """Refuse to stop a job that has ended.
+
+        Raises:
+            PenstockError: with its end.
+        """
+        if not self.is_live:
+            raise PenstockError(
+                f"Job {job.ident} has ended already: {self.status}, {self.reason}",
+                fix="There is nothing to stop; launch it again to continue.",
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedJob:

@@ -357,12 +357,7 @@ class _Kubernetes:
 
     def cancel(self, job: Job, folder: JobFolder, *, now: bool) -> str:
         """Delete the job: its pods save, and end."""
-        state = self.state(job, folder)
-        if not state.is_live:
-            raise PenstockError(
-                f"Job {job.ident} has ended already: {state.status}, {state.reason}",
-                fix="There is nothing to stop; launch it again to continue.",
-            )
+        self.state(job, folder).check_live(job)
         _remove(cluster_of(job), folder.spec(), grace_s=0 if now else None)
         how = "deleted without saving" if now else "deleted, after a save request to its pods"
         folder.log_event("finish", cause=how)

@@ -26,7 +26,7 @@ from penstock.launch.engines.engine import JobState, QueuedJob
 from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.local import EXIT_STOPPED, die_with
 from penstock.launch.nodes.attempt import Explain, WarmProcess, Work, follow, port_of, rank_environments
-from penstock.launch.nodes.elastic_agent import run_elastic_node
+from penstock.launch.nodes.elastic_agent import NodeSettings, run_elastic_node
 from penstock.launch.nodes.node import prepare
 from penstock.launch.nodes.supervisor import supervise_gang
 from penstock.launch.render.local import local_settings
@@ -180,16 +180,14 @@ class _Nodes:
     def _add(self) -> None:
         node = self._started
         self._started += 1
-        arguments = (
-            self._spec,
-            self._folder,
-            node,
-            self._port,
-            self._key,
-            self._work,
-            self._explain,
-            os.getpid(),
+        settings = NodeSettings(
+            node=node,
+            host=_HERE,
+            port=self._port,
+            key=self._key,
+            join_pause_s=0.0,  # nodes come only when somebody asks for them
         )
+        arguments = (self._spec, self._folder, settings, self._work, self._explain, os.getpid())
         process = multiprocessing.get_context("fork").Process(target=_node, args=arguments)
         held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # until the node handles it
         process.start()
@@ -242,9 +240,7 @@ class _Nodes:
 def _node(
     spec: RunSpec,
     folder: JobFolder,
-    node: int,
-    port: int,
-    key: str,
+    settings: NodeSettings,
     work: Work,
     explain: Explain,
     parent: int,
@@ -252,19 +248,9 @@ def _node(
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher hands on a Ctrl-C
     try:
-        code = run_elastic_node(
-            spec,
-            folder,
-            node=node,
-            host=_HERE,
-            port=port,
-            key=key,
-            work=work,
-            explain=explain,
-            join_pause_s=0.0,  # they come only when somebody asks for them
-        )
+        code = run_elastic_node(spec, folder, settings, work, explain)
     except PenstockError as error:
-        os.write(2, f"penstock: node {node}: {error}\n".encode())
+        os.write(2, f"penstock: node {settings.node}: {error}\n".encode())
         code = error.exit_code
     os._exit(code)  # no interpreter shutdown: it is a fork of the launcher
 

@@ -199,11 +199,7 @@ class _Slurm:
     def cancel(self, job: Job, folder: JobFolder, *, now: bool) -> str:
         """Stop the job for good: after saving, by the script, if it runs."""
         state = self.state(job, folder)
-        if not state.is_live:
-            raise PenstockError(
-                f"Job {job.ident} has ended already: {state.status}, {state.reason}",
-                fix="There is nothing to stop; launch it again to continue.",
-            )
+        state.check_live(job)
         folder.ask_to_stop()
         if now or state.status != "RUNNING":
             run_slurm("scancel", "--quiet", job.ident)

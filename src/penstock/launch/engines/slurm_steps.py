@@ -17,7 +17,7 @@ from penstock.core.units import plural
 from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.local import EXIT_STOPPED, run_at
 from penstock.launch.nodes.attempt import Explain, Work, judged, port_of, rank_environments, rank_processes
-from penstock.launch.nodes.elastic_agent import run_elastic_node
+from penstock.launch.nodes.elastic_agent import NodeSettings, run_elastic_node
 from penstock.launch.nodes.node import address_on, prepare
 from penstock.launch.nodes.supervisor import supervise_gang
 from penstock.launch.rendezvous.server import start_server
@@ -201,17 +201,14 @@ def run_node(
         prepare(spec)
         if spec.nodes.is_elastic:
             signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # until the node handles it
-            code = run_elastic_node(
-                spec,
-                folder,
+            settings = NodeSettings(
                 node=task.node,
                 host=host or task.address,
                 port=port,
                 key=check_key(key, name=env.RENDEZVOUS_KEY),
-                work=work,
-                explain=explain,
                 join_s=_JOIN_S,
             )
+            code = run_elastic_node(spec, folder, settings, work, explain)
         else:
             environments = rank_environments(
                 node=task.node,

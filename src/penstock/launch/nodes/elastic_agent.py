@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from types import FrameType
@@ -48,7 +49,6 @@ from penstock.launch.supervise import (
     newest_as_text,
 )
 
-_JOIN_S = 600
 _POLL_S = 0.1
 _POLL_MARK_S = 1.0  # in a folder that may be on a network's disk
 _POLL_NODES_S = 0.5
@@ -79,49 +79,51 @@ class _Signals:
             raise _StopRequested(self.name)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """Settings of one node of an elastic run: its rendezvous, and how long it waits there."""
+
+    node: int
+    """Number of the node; members of a round are in this order."""
+    host: str
+    """Address of the rendezvous."""
+    port: int
+    key: str
+    """Key of the rendezvous."""
+    address: str = ""
+    """Address of this node, unlike all others', at which the first rank listens. Empty: the one towards the
+    rendezvous."""
+    join_s: int = 600
+    """Seconds to wait for enough nodes."""
+    join_pause_s: float = JOIN_PAUSE_S
+    """See `RestartPolicy`."""
+    gone_code: int = 1
+    """Exit code once the rendezvous is gone, or where too few other nodes came."""
+
+
 class ElasticNode:
     """A node: joins, runs its ranks, and goes on with those that are there, until the run ends or it leaves.
 
     Args:
-        node: number of this node; members of a round are in this order.
-        host: address of the rendezvous.
-        key: of the rendezvous.
         warm: forks this node's ranks; made before the rendezvous starts its thread.
-        join_s: seconds to wait for enough nodes.
-        gone_code: exit code of this node once the rendezvous is gone, or where too few others came.
-        join_pause_s: see `RestartPolicy`.
-        address: of this node, at which the first rank listens. Empty: the address towards the rendezvous.
 
     Raises:
         RendezvousGone: there is no rendezvous.
     """
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        folder: JobFolder,
-        *,
-        node: int,
-        host: str,
-        port: int,
-        key: str,
-        warm: WarmProcess,
-        join_s: int,
-        gone_code: int = 1,
-        address: str = "",
-        join_pause_s: float = JOIN_PAUSE_S,
-    ) -> None:
-        self._spec, self._folder, self._node, self._warm = spec, folder, node, warm
+    def __init__(self, spec: RunSpec, folder: JobFolder, settings: NodeSettings, warm: WarmProcess) -> None:
+        self._spec, self._folder, self._settings, self._warm = spec, folder, settings, warm
         self._signals = _Signals()
-        self._rendezvous = Rendezvous(
-            host, port, key=key, number=node, address=address or _address_towards(host, port)
+        host, port = settings.host, settings.port
+        address = settings.address or _address_towards(host, port)
+        self._rendezvous = Rendezvous(host, port, key=settings.key, number=settings.node, address=address)
+        self._policy = RestartPolicy(
+            idle_starts=spec.idle_starts, is_elastic=True, join_pause_s=settings.join_pause_s
         )
-        self._policy = RestartPolicy(idle_starts=spec.idle_starts, is_elastic=True, join_pause_s=join_pause_s)
         self._state = SupervisorState(newest=folder.newest_step())
-        self._num_nodes, self._join_s = 0, join_s
+        self._num_nodes = 0
         self._started_at, self._trained_at = 0.0, 0
         self._newest, self._listed_at = -1, -_LIST_S
-        self._gone_code = gone_code
 
     def run(self) -> int:
         """Return the exit code of this node: 0 finished, 75 left after saving, 76 no progress, others."""
@@ -140,10 +142,11 @@ class ElasticNode:
                 self._log("finish", "the other nodes have ended the run", code=closed.code)
                 return closed.code
             except JoinTimeout:  # of this node only: others may train, or wait longer
-                self._log("finish", self._no_others(), code=self._gone_code)
-                return self._gone_code
+                self._log("finish", self._no_others(), code=self._settings.gone_code)
+                return self._settings.gone_code
             except RendezvousGone as error:
-                return self._end(self._gone_code, f"the rendezvous is gone: {str(error).splitlines()[0]}")
+                cause = f"the rendezvous is gone: {str(error).splitlines()[0]}"
+                return self._end(self._settings.gone_code, cause)
             else:
                 decision = self._attempt(info)
             if decision.act is Act.FINISH:
@@ -158,7 +161,7 @@ class ElasticNode:
                 self._raise_if_stop_requested()
                 try:
                     with self._watching_mark():
-                        info = self._rendezvous.join(self._join_s)
+                        info = self._rendezvous.join(self._settings.join_s)
                 except RoundBroken as broken:
                     self._log("lost", str(broken))
                     continue
@@ -193,8 +196,8 @@ class ElasticNode:
 
     def _no_others(self) -> str:
         return (
-            f"fewer than {self._spec.nodes.least} nodes came within {self._join_s} s, or those that train "
-            "did not let this one in"
+            f"fewer than {self._spec.nodes.least} nodes came within {self._settings.join_s} s, or those that "
+            "train did not let this one in"
         )
 
     def _asked_to_stop(self) -> str:
@@ -224,7 +227,7 @@ class ElasticNode:
             port=info.port,
         )
         self._trained_at = self._folder.trained_at()
-        self._warm.start(environments, title=f"{clock.utc_now()} node {self._node}")
+        self._warm.start(environments, title=f"{clock.utc_now()} node {self._settings.node}")
         self._started_at = clock.monotonic()
         outcome = self._watch()
         newest = self._folder.newest_step()
@@ -309,7 +312,7 @@ class ElasticNode:
         return decision
 
     def _log(self, event: str, cause: str, **values: int) -> None:
-        self._folder.log_event(event, node=self._node, cause=cause, **values)
+        self._folder.log_event(event, node=self._settings.node, cause=cause, **values)
 
     def _pause(self, seconds: float) -> None:
         end = clock.monotonic() + seconds
@@ -331,56 +334,32 @@ class ElasticNode:
 def run_elastic_node(
     spec: RunSpec,
     folder: JobFolder,
-    *,
-    node: int,
-    host: str,
-    port: int,
-    key: str,
+    settings: NodeSettings,
     work: Work,
     explain: Explain,
-    join_s: int = _JOIN_S,
+    *,
     logs: Callable[[int], Path] | None = None,
-    gone_code: int = 1,
-    address: str = "",
-    join_pause_s: float = JOIN_PAUSE_S,
 ) -> int:
     """Run one node of an elastic run; return its exit code.
 
     Args:
-        join_s: seconds to wait for enough nodes.
         logs: rank -> its log file; default: the job folder's.
-        key: of the rendezvous.
-        gone_code: exit code once the rendezvous is gone, or where too few other nodes came.
-        address: of this node, unlike all others'; default: the one towards the rendezvous.
-        join_pause_s: see `RestartPolicy`.
 
     Raises:
-        RendezvousGone: it does not answer; `exit_code` is `gone_code`.
+        RendezvousGone: it does not answer; `exit_code` is `settings.gone_code`.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
     warm = WarmProcess(work, explain, logs or folder.log_of)  # before the rendezvous has a thread
     try:
-        agent = ElasticNode(
-            spec,
-            folder,
-            node=node,
-            host=host,
-            port=port,
-            key=key,
-            warm=warm,
-            join_s=join_s,
-            gone_code=gone_code,
-            address=address,
-            join_pause_s=join_pause_s,
-        )
+        agent = ElasticNode(spec, folder, settings, warm)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
         return agent.run()
     except RendezvousGone as error:
-        folder.log_event("finish", node=node, cause=str(error), code=gone_code)
-        error.exit_code = gone_code
+        folder.log_event("finish", node=settings.node, cause=str(error), code=settings.gone_code)
+        error.exit_code = settings.gone_code
         raise
     except Exception as error:  # its cause must reach the run's folder
-        folder.log_event("finish", node=node, cause=f"{type(error).__name__}: {error}", code=1)
+        folder.log_event("finish", node=settings.node, cause=f"{type(error).__name__}: {error}", code=1)
         raise
     finally:
         warm.close()

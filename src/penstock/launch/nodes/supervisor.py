@@ -5,7 +5,7 @@ each node (launch/nodes/elastic_agent.py).
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from penstock.core import clock
@@ -63,7 +63,7 @@ def supervise_gang(
         on_event: gets a sentence for each transition, for a terminal.
     """
     policy = RestartPolicy(idle_starts=spec.idle_starts, can_requeue=can_requeue)
-    run = _WatchedRun(spec, folder, policy, flag, on_event)
+    run = _WatchedRun(spec, folder, policy, flag, on_event, folder.supervisor())
     while True:
         if (sender := run.asked_to_stop()) and run.feed(StopAsked(cause=sender)).act is Act.FINISH:
             return run.state.code
@@ -79,54 +79,45 @@ def supervise_gang(
         run.pause(decision.pause_s)
 
 
+@dataclass(slots=True)
 class _WatchedRun:
     """A run that is supervised: its state, what was asked of it, and its transitions in the log."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        folder: JobFolder,
-        policy: RestartPolicy,
-        flag: StopFlag,
-        on_event: Callable[[str], None],
-    ) -> None:
-        self.spec, self._folder, self._policy, self._flag, self._on_event = (
-            spec,
-            folder,
-            policy,
-            flag,
-            on_event,
-        )
-        self.state: SupervisorState = folder.supervisor()
+    spec: RunSpec
+    folder: JobFolder
+    policy: RestartPolicy
+    flag: StopFlag
+    on_event: Callable[[str], None]
+    state: SupervisorState
 
     def asked_to_stop(self) -> str:
         """Return who asked to stop; empty: nobody. Ranks that train see a request by themselves.
 
         `penstock launch cancel` does both: it writes the request, and sends the signal.
         """
-        if self._flag.requested_by:
-            return BY_REQUEST if self._folder.is_to_stop() else self._flag.requested_by
-        return BY_REQUEST if self._folder.is_to_stop() and not self._folder.is_trained() else ""
+        if self.flag.requested_by:
+            return BY_REQUEST if self.folder.is_to_stop() else self.flag.requested_by
+        return BY_REQUEST if self.folder.is_to_stop() and not self.folder.is_trained() else ""
 
     def feed(self, event: Event) -> Decision:
-        self.state, decision = advance(self.state, event, self._policy)
+        self.state, decision = advance(self.state, event, self.policy)
         if decision.act is not Act.NOTHING:
             extra = {"code": decision.code} if decision.act is Act.FINISH else {}
-            self._folder.log_event(decision.act.value, cause=decision.cause, **extra)
-            self._on_event(decision.cause)
+            self.folder.log_event(decision.act.value, cause=decision.cause, **extra)
+            self.on_event(decision.cause)
         return decision
 
     def begin(self) -> Decision:
-        if nodes := self._folder.take_request() or self.state.resize:
+        if nodes := self.folder.take_request() or self.state.resize:
             self.spec = self.spec.resized(NodeRange(least=nodes, most=nodes))
             self.state = replace(self.state, resize=0)
-        newest = self._folder.newest_step()
+        newest = self.folder.newest_step()
         decision = self.feed(Started(ranks=self.spec.most_ranks, newest=newest))
         if decision.act is Act.FINISH:
             return decision
         nodes, ranks = self.spec.nodes.most, self.spec.most_ranks
         cause = f"start {self.state.starts}, {newest_as_text(newest)}"
-        self._folder.log_event("start", cause=cause, nodes=nodes, ranks=ranks)
+        self.folder.log_event("start", cause=cause, nodes=nodes, ranks=ranks)
         return decision
 
     def until_end(self, gang: Gang) -> Decision:
@@ -136,7 +127,7 @@ class _WatchedRun:
             if not self.state.stop_requested_by and (sender := self.asked_to_stop()):
                 stops = self.feed(StopAsked(cause=sender)).act is Act.STOP
             else:
-                nodes = self._folder.take_request()
+                nodes = self.folder.take_request()
                 stops = bool(nodes) and self.feed(ResizeAsked(num_nodes=nodes)).act is Act.STOP
                 if nodes:
                     self.spec = self.spec.resized(NodeRange(least=nodes, most=nodes))
@@ -144,13 +135,13 @@ class _WatchedRun:
                 gang.stop()
                 kill_at = now + self.spec.grace_s
             if now > kill_at:
-                self._folder.log_event("kill", cause=f"not stopped within {self.spec.grace_s:g} s")
+                self.folder.log_event("kill", cause=f"not stopped within {self.spec.grace_s:g} s")
                 gang.kill()
                 kill_at = float("inf")
             clock.sleep(_POLL_S)
-        if not self.state.stop_requested_by and self._folder.is_to_stop():
+        if not self.state.stop_requested_by and self.folder.is_to_stop():
             self.feed(StopAsked(cause=BY_REQUEST))
-        return self.feed(replace(ended, newest=self._folder.newest_step()))
+        return self.feed(replace(ended, newest=self.folder.newest_step()))
 
     def pause(self, seconds: float) -> None:
         end = clock.monotonic() + seconds

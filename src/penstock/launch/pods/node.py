@@ -26,7 +26,7 @@ from penstock.core.network.probe import probe_nics
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED, die_with
 from penstock.launch.nodes.attempt import Explain, Work
-from penstock.launch.nodes.elastic_agent import run_elastic_node
+from penstock.launch.nodes.elastic_agent import NodeSettings, run_elastic_node
 from penstock.launch.nodes.node import prepare
 from penstock.launch.pod_networks import declared
 from penstock.launch.pods.check import check_networks
@@ -144,19 +144,17 @@ def run_pod(
     with _printed(folder, scratch, is_first=node == 0), _rendezvous(spec, key, port, is_here=node == 0):
         if not _wait_for(host, port, is_over=lambda: is_over(folder, job)):
             return 0 if is_over(folder, job) else EXIT_STOPPED
-        code = run_elastic_node(
-            spec,
-            folder,
+        settings = NodeSettings(
             node=node,
             host=host,
             port=port,
             key=key,
-            work=work,
-            explain=explain,
-            join_s=_JOIN_S,
-            logs=lambda rank: _local_log(scratch, rank),
-            gone_code=EXIT_STOPPED,
             address=host_of(spec.name, node),
+            join_s=_JOIN_S,
+            gone_code=EXIT_STOPPED,
+        )
+        code = run_elastic_node(
+            spec, folder, settings, work, explain, logs=lambda rank: scratch / f"rank-{rank:05d}.log"
         )
         if code == EXIT_STOPPED and job and folder.is_to_stop(job):  # for good: 75 would replace the pod
             code = 0
@@ -224,10 +222,6 @@ def _wait_for(host: str, port: int, *, is_over: Callable[[], bool]) -> bool:
             return False
         clock.sleep(1.0)
     return False
-
-
-def _local_log(scratch: Path, rank: int) -> Path:
-    return scratch / f"rank-{rank:05d}.log"
 
 
 @contextmanager

@@ -71,7 +71,9 @@ def no_rendezvous(monkeypatch):
 def test_a_stopped_elastic_run_has_saved_only_if_every_node_that_was_left_has(
     folder, monkeypatch, other, stop_at, code
 ):
-    monkeypatch.setattr(local, "_node", lambda _spec, _folder, node, *_: (other if node else saves)())
+    monkeypatch.setattr(
+        local, "_node", lambda _spec, _folder, settings, *_: (other if settings.node else saves)()
+    )
     flag = StopFlag()
 
     def say(cause):

@@ -18,7 +18,7 @@ from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED
 from penstock.launch.nodes import elastic_agent
 from penstock.launch.nodes.attempt import WarmProcess
-from penstock.launch.nodes.elastic_agent import ElasticNode, run_elastic_node
+from penstock.launch.nodes.elastic_agent import ElasticNode, NodeSettings, run_elastic_node
 from penstock.launch.rendezvous import client
 from penstock.launch.rendezvous.client import RendezvousClosed, RendezvousGone
 from penstock.launch.rendezvous.membership import RendezvousInfo, View
@@ -91,17 +91,12 @@ def warm(folder):
 
 
 def node_of(spec, folder, warm, port, *, number=0):
-    return ElasticNode(
-        spec,
-        folder,
-        node=number,
-        host=HERE,
-        port=port,
-        key=KEY,
-        warm=warm,
-        join_s=1,
-        address=f"node-{number}",
-    )
+    return ElasticNode(spec, folder, settings_of(port, number=number), warm)
+
+
+def settings_of(port, *, number=0, **more):
+    given = {"join_s": 1, "address": f"node-{number}", **more}
+    return NodeSettings(node=number, host=HERE, port=port, key=KEY, **given)
 
 
 def test_a_node_that_comes_after_the_run_is_gone_says_so_and_asks_to_be_tried_again(
@@ -111,18 +106,9 @@ def test_a_node_that_comes_after_the_run_is_gone_says_so_and_asks_to_be_tried_ag
     with socket.socket() as taken:
         taken.bind((HERE, 0))  # and does not listen
         port = taken.getsockname()[1]
+        settings = settings_of(port, number=7, gone_code=EXIT_STOPPED)
         with pytest.raises(RendezvousGone, match=r"did not answer within 0\.5 s") as error:
-            run_elastic_node(
-                spec,
-                folder,
-                node=7,
-                host=HERE,
-                port=port,
-                key=KEY,
-                work=lambda: 0,
-                explain=explain,
-                gone_code=EXIT_STOPPED,
-            )
+            run_elastic_node(spec, folder, settings, lambda: 0, explain)
     assert error.value.exit_code == EXIT_STOPPED
     (event,) = folder.events()
     assert (event["node"], event["code"]) == (7, EXIT_STOPPED)
@@ -144,9 +130,7 @@ def test_a_node_of_a_run_that_is_to_stop_ends_it_for_all(spec, folder, warm, sto
 
 
 def test_a_request_to_stop_reaches_a_node_that_waits_for_others(spec, folder, warm, store):
-    node = ElasticNode(
-        spec, folder, node=0, host=HERE, port=store, key=KEY, warm=warm, join_s=60, address="node-0"
-    )
+    node = ElasticNode(spec, folder, settings_of(store, join_s=60), warm)
     asked = threading.Timer(0.5, folder.ask_to_stop)
     asked.start()
     assert node.run() == EXIT_STOPPED
@@ -162,8 +146,8 @@ def test_a_request_to_stop_reaches_a_node_that_waits_for_others(spec, folder, wa
 def test_a_node_that_leaves_while_it_waits_is_no_longer_waited_for(folder, warm):
     spec = make_spec(nodes=node_range("1:2"), run_dir=str(folder.run))
     with serving(spec.nodes, last_call_s=0.0) as port:
-        stays, comes = [node_of(spec, folder, warm, port, number=number) for number in (0, 1)]
-        comes._join_s = 60
+        stays = node_of(spec, folder, warm, port)
+        comes = ElasticNode(spec, folder, settings_of(port, number=1, join_s=60), warm)
         trains = stays._rendezvous
         trains.join(60)
 
@@ -251,9 +235,7 @@ def trains(run):
 
 
 def test_a_pod_that_waits_in_vain_ends_with_the_code_that_is_not_counted(spec, folder, warm, store):
-    node = ElasticNode(
-        spec, folder, node=0, host=HERE, port=store, key=KEY, warm=warm, join_s=1, gone_code=75, address="n"
-    )
+    node = ElasticNode(spec, folder, settings_of(store, gone_code=75), warm)
     assert node.run() == 75
 
 
@@ -268,10 +250,8 @@ def running(spec, folder, port, *, number):
     """Run a node in a process until the block ends, and ask it to leave then."""
 
     def run():
-        code = run_elastic_node(
-            spec, folder, node=number, host=HERE, port=port, key=KEY, work=until_told, explain=explain,
-            address=f"node-{number}", join_pause_s=0.2,
-        )  # fmt: skip
+        settings = settings_of(port, number=number, join_s=600, join_pause_s=0.2)
+        code = run_elastic_node(spec, folder, settings, until_told, explain)
         os._exit(code)
 
     process = multiprocessing.get_context("fork").Process(target=run)
@@ -320,9 +300,7 @@ def test_a_node_tells_its_supervisor_how_long_its_ranks_ran(folder, monkeypatch)
     monkeypatch.setattr(elastic_agent, "advance", advance)
     spec = make_spec(nodes=node_range("1:2"), run_dir=str(folder.run))
     with serving(spec.nodes) as port, closing(WarmProcess(a_little_while, explain, folder.log_of)) as warm:
-        node = ElasticNode(
-            spec, folder, node=0, host=HERE, port=port, key=KEY, warm=warm, join_s=60, address="node-0"
-        )
+        node = ElasticNode(spec, folder, settings_of(port, join_s=60), warm)
         assert node.run() == 0
     (ended,) = [event for event in told if isinstance(event, supervise.Ended)]
     assert ended.ran_s > LITTLE_S
