@@ -1,10 +1,9 @@
 """Specification of a server on Kubernetes: what the serving renderer renders, one frozen value."""
 
-import math
 from dataclasses import dataclass
 
 from penstock.core.errors import UsageError
-from penstock.core.limits import check_limits, limited
+from penstock.core.limits import Limit, check_limits, limited
 from penstock.launch.pods.pod import PodSpec
 from penstock.launch.spec import GRACE, MARGIN_S, NodeRange, Secret
 
@@ -27,15 +26,15 @@ class ServingSpec:
     """Options of `penstock serve`, handed through."""
     environment: tuple[tuple[str, str], ...] = ()
     secrets: tuple[Secret, ...] = ()
-    devices: int = 1
+    devices: int = limited(Limit(least=1, option="processes"), 1)
     """Devices of a pod."""
     grace_s: float = limited(GRACE, 60.0)
     """Time from a request to stop until a pod is killed: open answers must end within."""
-    startup_s: float = 1800.0
+    startup_s: float = limited(Limit(least=1), 1800.0)
     """Longest time to load the model; a pod that needs longer is started again."""
-    port: int = 8000
+    port: int = limited(Limit(least=1, most=65_535), 8000)
     """Port of the server."""
-    waiting_per_pod: int = 4
+    waiting_per_pod: int = limited(Limit(least=1, option="waiting"), 4)
     """Queued answers per pod before another pod starts, with --nodes MIN:MAX."""
     is_kserve: bool = False
     """Deploy an InferenceService of KServe, instead of a Deployment with a Service."""
@@ -49,15 +48,6 @@ class ServingSpec:
                 got=f"{self.grace_s:g} s",
                 fix=f"Give --grace {LEAVE_S + MARGIN_S + 10:g} or more.",
             )
-        for option, number, most in (
-            ("--port", self.port, 65_535),
-            ("--waiting", self.waiting_per_pod, math.inf),
-            ("--processes", self.devices, math.inf),
-            ("--startup", self.startup_s, math.inf),
-        ):
-            if not 1 <= number <= most:
-                upper = "" if most == math.inf else f" and at most {most}"
-                raise UsageError(f"{option} must be at least 1{upper}", got=number)
 
     @property
     def drain_s(self) -> float:

@@ -18,7 +18,7 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that name interfaces."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Setting:
     """Environment variable with its value and the reason."""
 
@@ -38,7 +38,7 @@ def gloo_settings(nics: Sequence[Nic]) -> list[Setting]:
     ['GLOO_SOCKET_IFNAME=eth0  # the one interface that leads to other machines']
     """
     chosen = usable(nics)
-    return [Setting(name="GLOO_SOCKET_IFNAME", value=_names(chosen), reason=_why(chosen))] if chosen else []
+    return [Setting("GLOO_SOCKET_IFNAME", _names(chosen), _why(chosen))] if chosen else []
 
 
 def nccl_settings(nics: Sequence[Nic]) -> list[Setting]:
@@ -47,17 +47,13 @@ def nccl_settings(nics: Sequence[Nic]) -> list[Setting]:
     if not chosen:
         return []
     rdma = [device for nic in chosen for device in nic.rdma_devices]
-    settings = [Setting(name="NCCL_SOCKET_IFNAME", value=f"={_names(chosen)}", reason=_why(chosen))]
+    settings = [Setting("NCCL_SOCKET_IFNAME", f"={_names(chosen)}", _why(chosen))]
     if rdma:
         return [
             *settings,
-            Setting(
-                name="NCCL_IB_HCA", value=f"={','.join(rdma)}", reason="RDMA devices of those interfaces"
-            ),
+            Setting("NCCL_IB_HCA", f"={','.join(rdma)}", "RDMA devices of those interfaces"),
         ]
-    settings.append(
-        Setting(name="NCCL_IB_DISABLE", value="1", reason="no interface has RDMA: do not look for it")
-    )
+    settings.append(Setting("NCCL_IB_DISABLE", "1", "no interface has RDMA: do not look for it"))
     return settings + _streams(chosen) + _channels(chosen)
 
 
@@ -80,8 +76,8 @@ def _streams(chosen: Sequence[Nic]) -> list[Setting]:
     sockets = min(_MAX_SOCKETS, math.ceil(streams / threads))
     reason = f"{speed / 1000:g} Gbit/s is more than one TCP stream carries: {threads} x {sockets} streams"
     return [
-        Setting(name="NCCL_SOCKET_NTHREADS", value=str(threads), reason=reason),
-        Setting(name="NCCL_NSOCKS_PERTHREAD", value=str(sockets), reason="the same"),
+        Setting("NCCL_SOCKET_NTHREADS", str(threads), reason),
+        Setting("NCCL_NSOCKS_PERTHREAD", str(sockets), "the same"),
     ]
 
 
@@ -91,14 +87,14 @@ def _channels(chosen: Sequence[Nic]) -> list[Setting]:
         return []
     settings = [
         Setting(
-            name="NCCL_MIN_NCHANNELS",
-            value=str(2 * len(chosen)),
-            reason=f"a channel uses one interface: two for each of {len(chosen)}",
+            "NCCL_MIN_NCHANNELS",
+            str(2 * len(chosen)),
+            f"a channel uses one interface: two for each of {len(chosen)}",
         )
     ]
     if len({network for nic in chosen for network in nic.networks}) > 1:
         reason = "the interfaces are in networks of their own: a ring stays in one"
-        settings.append(Setting(name="NCCL_CROSS_NIC", value="0", reason=reason))
+        settings.append(Setting("NCCL_CROSS_NIC", "0", reason))
     return settings
 
 

@@ -16,7 +16,7 @@ from penstock.checkpoint.remote_storage import RemotePlace
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.units import mib
 from penstock.launch.pods.pod import PodCode
-from penstock.launch.render.pod_template import CODE_FILE, code_name, labels_of
+from penstock.launch.render.pod_template import CODE_FILE, code_name, labels_of, object_of
 
 CONFIG_MAP_BYTES = 2**20
 """Most bytes of a ConfigMap, by the API server's check."""
@@ -90,17 +90,10 @@ def code_of(archive: bytes, *, store: str) -> PodCode:
 
 def code_config_map(archive: bytes, code: PodCode, namespace: str) -> dict[str, Any]:  # Any: JSON
     """Return the ConfigMap of an archive; it is immutable, and shared by runs with the same code."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {
-            "name": code_name(code.sha256),
-            "namespace": namespace,
-            "labels": {name: text for name, text in labels_of("").items() if text},
-        },
-        "immutable": True,
-        "binaryData": {CODE_FILE: base64.b64encode(archive).decode()},
-    }
+    labels = {name: text for name, text in labels_of("").items() if text}
+    data = {CODE_FILE: base64.b64encode(archive).decode()}
+    name = code_name(code.sha256)
+    return object_of("v1", "ConfigMap", name, namespace, labels, immutable=True, binaryData=data)
 
 
 def upload(archive: bytes, code: PodCode) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.core.errors import ConfigError
 from penstock.launch.pod_networks import DRANET, Attachment, Object, PodNetwork, declared
+from penstock.launch.render.pod_template import object_of
 
 _PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
 
@@ -62,12 +63,7 @@ def by_dra(
     spec = {"spec": {"devices": devices}}
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
     own = f"{name}-networks-{digest[:8]}"  # a template is immutable, so other cards are another one
-    template = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaimTemplate",
-        "metadata": {"name": own, "namespace": namespace, "labels": dict(labels)},
-        "spec": spec,
-    }
+    template = object_of("resource.k8s.io/v1", "ResourceClaimTemplate", own, namespace, labels, spec=spec)
     return Attachment(
         objects=(template,),
         resource_claims=[{"name": "networks", "resourceClaimTemplateName": own}],

@@ -23,7 +23,7 @@ from penstock.launch.local import EXIT_STOPPED
 from penstock.launch.pod_networks import Attachment
 from penstock.launch.pods.failed import MAX_FAILED
 from penstock.launch.pods.pod import PodSpec
-from penstock.launch.render.pod_template import CONFIG, CONTAINER, Object, labels_of, pod_template
+from penstock.launch.render.pod_template import CONFIG, CONTAINER, Object, labels_of, object_of, pod_template
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import EXIT_NO_PROGRESS
 
@@ -58,8 +58,8 @@ def key_secret(spec: RunSpec, namespace: str, key: str) -> Object:
 
     It is not among the rendered objects, which are shown and compared: who applies them makes the key.
     """
-    metadata = {"name": _key_name(spec.name), "namespace": namespace, "labels": labels_of(spec.name)}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {_KEY: key}}
+    name, labels = _key_name(spec.name), labels_of(spec.name)
+    return object_of("v1", "Secret", name, namespace, labels, stringData={_KEY: key})
 
 
 def _key_name(name: str) -> str:
@@ -98,15 +98,9 @@ def jobset(spec: RunSpec, pod: PodSpec, attachment: Attachment) -> Object:
         UsageError: its name does not fit.
     """
     check_name(spec)
-    metadata: Object = {"name": spec.name, "namespace": pod.namespace, "labels": labels_of(spec.name)}
-    if spec.queue:
-        metadata["labels"][QUEUE] = spec.queue
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": metadata,
-        "spec": jobset_spec(spec, pod, attachment),
-    }
+    labels = labels_of(spec.name) | ({QUEUE: spec.queue} if spec.queue else {})
+    body = jobset_spec(spec, pod, attachment)
+    return object_of("jobset.x-k8s.io/v1alpha2", "JobSet", spec.name, pod.namespace, labels, spec=body)
 
 
 def jobset_spec(spec: RunSpec, pod: PodSpec, attachment: Attachment, *, job_labels: Any = None) -> Object:
@@ -194,53 +188,45 @@ def settings_of_jobset(spec: RunSpec) -> list[Setting]:
     """Return the settings of a JobSet, each with its reason."""
     found = [
         Setting(
-            name="terminationGracePeriodSeconds",
-            value=str(math.ceil(spec.grace_s)),
-            reason=f"the grace: a step and a save within {spec.save_within_s:g} s, then the exit",
+            "terminationGracePeriodSeconds",
+            str(math.ceil(spec.grace_s)),
+            f"the grace: a step and a save within {spec.save_within_s:g} s, then the exit",
         ),
         Setting(
-            name="podFailurePolicy",
-            value="2, 76: end; 75, disruption: replace, not counted",
-            reason="75 is a stop after saving; 76 is no progress, which a new pod would repeat",
+            "podFailurePolicy",
+            "2, 76: end; 75, disruption: replace, not counted",
+            "75 is a stop after saving; 76 is no progress, which a new pod would repeat",
         ),
         Setting(
-            name="backoffLimit",
-            value=str(_most_failures(spec)),
-            reason=f"far: {MAX_FAILED} pods of a node that fail without a new checkpoint end the run",
+            "backoffLimit",
+            str(_most_failures(spec)),
+            f"far: {MAX_FAILED} pods of a node that fail without a new checkpoint end the run",
+        ),
+        Setting("podReplacementPolicy", "Failed", "no two pods of one node at the same time"),
+        Setting("maxRestarts", str(spec.max_requeues), "of all pods, at the time limit only: --max-requeues"),
+        Setting(
+            "restartStrategy",
+            "BlockingRecreate",
+            "all old pods are gone before new ones write to the run's folder",
         ),
         Setting(
-            name="podReplacementPolicy", value="Failed", reason="no two pods of one node at the same time"
-        ),
-        Setting(
-            name="maxRestarts",
-            value=str(spec.max_requeues),
-            reason="of all pods, at the time limit only: --max-requeues",
-        ),
-        Setting(
-            name="restartStrategy",
-            value="BlockingRecreate",
-            reason="all old pods are gone before new ones write to the run's folder",
-        ),
-        Setting(
-            name="rendezvous host",
-            value=host_of(spec.name),
-            reason="the first pod, by the headless service that JobSet makes",
+            "rendezvous host", host_of(spec.name), "the first pod, by the headless service that JobSet makes"
         ),
     ]
     if has_key(spec):
         reason = "a Secret, made when the run is submitted: without it no node joins the rendezvous"
-        found.append(Setting(name=env.RENDEZVOUS_KEY, value=_key_name(spec.name), reason=reason))
+        found.append(Setting(env.RENDEZVOUS_KEY, _key_name(spec.name), reason))
     if spec.nodes.is_elastic:
         reason = "the run is over with the first pod: others may still wait for a node. Kubernetes >= 1.31"
-        found.append(Setting(name="successPolicy", value="succeededIndexes 0", reason=reason))
+        found.append(Setting("successPolicy", "succeededIndexes 0", reason))
     if spec.queue:
         reason = "Kueue starts all pods together, once its quota allows"
-        found.append(Setting(name=QUEUE, value=spec.queue, reason=reason))
+        found.append(Setting(QUEUE, spec.queue, reason))
     if spec.time_limit_s:
         value = str(math.ceil(spec.time_limit_s))
         reason = "--time-limit: all pods save, and start again; Kueue keeps their admission"
-        found.append(Setting(name="activeDeadlineSeconds", value=value, reason=reason))
+        found.append(Setting("activeDeadlineSeconds", value, reason))
     if spec.ttl_s:
         reason = "--ttl: the job, its objects and its pods' logs are deleted so long after the end"
-        found.append(Setting(name="ttlSecondsAfterFinished", value=str(math.ceil(spec.ttl_s)), reason=reason))
+        found.append(Setting("ttlSecondsAfterFinished", str(math.ceil(spec.ttl_s)), reason))
     return found

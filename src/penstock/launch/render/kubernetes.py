@@ -11,7 +11,7 @@ from penstock.launch.pods.pod import PodSpec
 from penstock.launch.render.attach import attach
 from penstock.launch.render.common_settings import settings_of_run
 from penstock.launch.render.jobset import jobset, settings_of_jobset
-from penstock.launch.render.pod_template import Object, labels_of, settings_of_pod
+from penstock.launch.render.pod_template import Object, labels_of, object_of, settings_of_pod
 from penstock.launch.render.rendered import Rendered
 from penstock.launch.render.trainjob import settings_of_trainjob, trainjob
 from penstock.launch.spec import RunSpec
@@ -64,12 +64,8 @@ def pod_of(spec: RunSpec) -> PodSpec:
 def config_map(spec: RunSpec, pod: PodSpec) -> Object:
     """Return the ConfigMap with the specification and the recipe, which pods read."""
     bare = replace(spec, pod=replace(pod, recipe="", patch=""))
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": spec.name, "namespace": pod.namespace, "labels": labels_of(spec.name)},
-        "data": {SPEC_FILE: json.dumps(bare.as_json(), indent=1) + "\n", RECIPE_FILE: pod.recipe},
-    }
+    data = {SPEC_FILE: json.dumps(bare.as_json(), indent=1) + "\n", RECIPE_FILE: pod.recipe}
+    return object_of("v1", "ConfigMap", spec.name, pod.namespace, labels_of(spec.name), data=data)
 
 
 POLICY_API, POLICY = "networking.k8s.io/v1", "NetworkPolicy"
@@ -88,22 +84,17 @@ def network_policies(spec: RunSpec, pod: PodSpec) -> tuple[Object, ...]:
     rules: list[Object] = [{"from": [{"podSelector": {"matchLabels": labels}}]}]
     if pod.open_ports:
         rules.append({"ports": [{"protocol": "TCP", "port": port} for port in pod.open_ports]})
-    policy = {
-        "apiVersion": POLICY_API,
-        "kind": POLICY,
-        "metadata": {"name": spec.name, "namespace": pod.namespace, "labels": labels},
-        "spec": {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"], "ingress": rules},
-    }
-    return (policy,)
+    policy = {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"], "ingress": rules}
+    return (object_of(POLICY_API, POLICY, spec.name, pod.namespace, labels, spec=policy),)
 
 
 def _setting_of_policy(pod: PodSpec) -> Setting:
     if pod.network_policy == "none":
         reason = "--network-policy none: anyone who reaches the ports of the ranks can disturb the run"
-        return Setting(name="NetworkPolicy", value="none", reason=reason)
+        return Setting("NetworkPolicy", "none", reason)
     opened = "".join(f", port {port} for all" for port in pod.open_ports)
     reason = "ports at which ranks meet have no password; needs a network plugin that enforces policies"
-    return Setting(name="NetworkPolicy", value=f"pods of this run{opened}", reason=reason)
+    return Setting("NetworkPolicy", f"pods of this run{opened}", reason)
 
 
 def is_inside(path: str | PurePosixPath, mount: str | PurePosixPath) -> bool:

@@ -27,7 +27,7 @@ def local_settings(spec: RunSpec, *, cores: int) -> list[Setting]:
     if "OMP_NUM_THREADS" not in given:
         share = max(1, cores // spec.most_ranks)
         reason = f"{cores} cores shared by up to {spec.most_ranks} processes"
-        found.append(Setting(name="OMP_NUM_THREADS", value=str(share), reason=reason))
+        found.append(Setting("OMP_NUM_THREADS", str(share), reason))
     if "GLOO_SOCKET_IFNAME" not in given and not spec.networks:
-        found.append(Setting(name="GLOO_SOCKET_IFNAME", value="lo", reason="all nodes are this machine"))
+        found.append(Setting("GLOO_SOCKET_IFNAME", "lo", "all nodes are this machine"))
     return found

@@ -7,7 +7,9 @@ from typing import Any
 
 from penstock.core.errors import ConfigError
 from penstock.launch.pod_networks import ANNOTATION, Attachment, Object, PodNetwork, declared, network_of
+from penstock.launch.render.pod_template import object_of
 
+_API = "k8s.cni.cncf.io/v1"
 _RESOURCE_OF_NAD = "k8s.v1.cni.cncf.io/resourceName"
 _CNI_VERSION = "0.4.0"
 """Oldest version with CHECK, which Multus, whereabouts and the SR-IOV plugin all accept."""
@@ -21,17 +23,11 @@ def by_nad(
     objects, entries = [], []
     for interface, network in zip(declared("nad", networks), networks, strict=True):
         own = f"{name}-{interface.name}"
-        metadata: dict[str, Any] = {"name": own, "namespace": namespace, "labels": dict(labels)}
+        spec = {"config": json.dumps(cni_config(own, network))}
+        made = object_of(_API, "NetworkAttachmentDefinition", own, namespace, labels, spec=spec)
         if network.resource:
-            metadata["annotations"] = {_RESOURCE_OF_NAD: network.resource}
-        objects.append(
-            {
-                "apiVersion": "k8s.cni.cncf.io/v1",
-                "kind": "NetworkAttachmentDefinition",
-                "metadata": metadata,
-                "spec": {"config": json.dumps(cni_config(own, network))},
-            }
-        )
+            made["metadata"]["annotations"] = {_RESOURCE_OF_NAD: network.resource}
+        objects.append(made)
         entries.append({"name": own, "namespace": namespace, "interface": interface.name})
     taken = Counter(network.resource for network in networks if network.resource)
     return Attachment(

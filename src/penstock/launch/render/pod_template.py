@@ -48,6 +48,19 @@ def labels_of(name: str, component: str = TRAINER) -> dict[str, str]:
     }
 
 
+def object_of(
+    api: str, kind: str, name: str, namespace: str, labels: Mapping[str, str], **parts: Any
+) -> Object:  # Any: JSON
+    """Return an object of Kubernetes.
+
+    Args:
+        api: `apiVersion`.
+        parts: what it has besides its metadata, such as `spec`.
+    """
+    metadata = {"name": name, "namespace": namespace, "labels": dict(labels)}
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, **parts}
+
+
 def code_name(sha256: str) -> str:
     """Return the name of the ConfigMap of an archive of code."""
     return f"penstock-code-{sha256[:16]}"
@@ -218,44 +231,35 @@ def _volumes(pod: PodSpec, config: str) -> tuple[list[Object], list[Object]]:
 def settings_of_pod(pod: PodSpec, *, num_devices: int) -> list[Setting]:
     """Return the settings of every pod, each with its reason."""
     found = [
-        Setting(name="image", value=pod.image, reason="--image"),
-        Setting(name="runAsNonRoot", value="true", reason="any user id but root; OpenShift chooses one"),
+        Setting("image", pod.image, "--image"),
+        Setting("runAsNonRoot", "true", "any user id but root; OpenShift chooses one"),
         Setting(
-            name="readOnlyRootFilesystem",
-            value="true",
-            reason="restricted pod security; /tmp, /cache and claims are written",
+            "readOnlyRootFilesystem", "true", "restricted pod security; /tmp, /cache and claims are written"
         ),
+        Setting("automountServiceAccountToken", "false", "training asks nothing of the cluster"),
         Setting(
-            name="automountServiceAccountToken", value="false", reason="training asks nothing of the cluster"
+            "PENSTOCK_CACHE",
+            CACHE,
+            f"parts of remote corpora stay on the node's disk, at most 90% of {pod.cache}",
         ),
-        Setting(
-            name="PENSTOCK_CACHE",
-            value=CACHE,
-            reason=f"parts of remote corpora stay on the node's disk, at most 90% of {pod.cache}",
-        ),
-        Setting(name="/dev/shm", value=pod.shared_memory, reason="gloo and NCCL exchange data in it"),
+        Setting("/dev/shm", pod.shared_memory, "gloo and NCCL exchange data in it"),
     ]
     if pod.device:
-        found.append(Setting(name=pod.device, value=str(num_devices), reason="one for each process"))
+        found.append(Setting(pod.device, str(num_devices), "one for each process"))
     for kind in ("required", "preferred"):
         if level := getattr(pod, f"{kind}_topology"):
             name = f"kueue.x-k8s.io/podset-{kind}-topology"
-            found.append(Setting(name=name, value=level, reason="pods that are near exchange data faster"))
-    found += [
-        Setting(name=volume.path, value=f"claim {volume.claim}", reason="--volume") for volume in pod.volumes
-    ]
+            found.append(Setting(name, level, "pods that are near exchange data faster"))
+    found += [Setting(volume.path, f"claim {volume.claim}", "--volume") for volume in pod.volumes]
     if pod.code:
         reason = "laid over the image; pods check its hash"
-        found.append(
-            Setting(name="code", value=pod.code.address or code_name(pod.code.sha256), reason=reason)
-        )
+        found.append(Setting("code", pod.code.address or code_name(pod.code.sha256), reason))
     for part, fields in read_patch(pod.patch).items():
         found += [
-            Setting(name=f"{part}.{name}", value=json.dumps(value), reason="--pod-patch")
-            for name, value in fields.items()
+            Setting(f"{part}.{name}", json.dumps(value), "--pod-patch") for name, value in fields.items()
         ]
     if pod.networks:
         reason = "each pod checks that it has them, and derives NCCL's and gloo's variables there"
         shown = ",".join(network.place for network in pod.networks)
-        found.append(Setting(name=f"networks ({pod.network_provider})", value=shown, reason=reason))
+        found.append(Setting(f"networks ({pod.network_provider})", shown, reason))
     return found

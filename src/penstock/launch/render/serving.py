@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from penstock.core.errors import UsageError
 from penstock.core.network.settings import Setting
 from penstock.launch.render.attach import attach
-from penstock.launch.render.pod_template import SERVER, Object, labels_of, pod_template, settings_of_pod
+from penstock.launch.render.pod_template import (
+    SERVER,
+    Object,
+    labels_of,
+    object_of,
+    pod_template,
+    settings_of_pod,
+)
 from penstock.launch.render.rendered import Rendered
 from penstock.launch.serving import LEAVE_S, ServingSpec
 
@@ -105,8 +112,7 @@ def render_serving(spec: ServingSpec) -> Rendered:
 
 
 def _deployment(spec: ServingSpec, template: Object) -> list[Object]:
-    labels = labels_of(spec.name, SERVER)
-    metadata: Object = {"name": spec.name, "namespace": spec.pod.namespace, "labels": labels}
+    name, namespace, labels = spec.name, spec.pod.namespace, labels_of(spec.name, SERVER)
     deployment: Object = {
         "selector": {"matchLabels": labels},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
@@ -114,32 +120,23 @@ def _deployment(spec: ServingSpec, template: Object) -> list[Object]:
     }
     if not spec.replicas.is_elastic:  # else the autoscaler's number would be set back
         deployment["replicas"] = spec.replicas.least
+    ports = [{"name": "http", "port": spec.port, "protocol": "TCP", "targetPort": "http"}]
     return [
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": metadata,
-            "spec": {
-                "selector": labels,
-                "ports": [{"name": "http", "port": spec.port, "protocol": "TCP", "targetPort": "http"}],
-            },
-        },
-        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": deployment},
+        object_of("v1", "Service", name, namespace, labels, spec={"selector": labels, "ports": ports}),
+        object_of("apps/v1", "Deployment", name, namespace, labels, spec=deployment),
     ]
 
 
 def _autoscaler(spec: ServingSpec, deployment: str) -> Object:
     """Return the autoscaler of a Deployment, by the answers that wait."""
     target = {"type": "AverageValue", "averageValue": str(spec.waiting_per_pod)}
-    return {
-        "apiVersion": "autoscaling/v2",
-        "kind": "HorizontalPodAutoscaler",
-        "metadata": {
-            "name": spec.name,
-            "namespace": spec.pod.namespace,
-            "labels": labels_of(spec.name, SERVER),
-        },
-        "spec": {
+    return object_of(
+        "autoscaling/v2",
+        "HorizontalPodAutoscaler",
+        spec.name,
+        spec.pod.namespace,
+        labels_of(spec.name, SERVER),
+        spec={
             "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment},
             "minReplicas": spec.replicas.least,
             "maxReplicas": spec.replicas.most,
@@ -147,7 +144,7 @@ def _autoscaler(spec: ServingSpec, deployment: str) -> Object:
                 {"type": "Pods", "pods": {"metric": {"name": "penstock_answers_waiting"}, "target": target}}
             ],
         },
-    }
+    )
 
 
 def _inference_service(spec: ServingSpec, template: Object) -> Object:
@@ -155,24 +152,17 @@ def _inference_service(spec: ServingSpec, template: Object) -> Object:
     annotations = {"serving.kserve.io/deploymentMode": "RawDeployment"}
     if spec.replicas.is_elastic:  # else KServe scales by the CPU, which says nothing of a server of models
         annotations["serving.kserve.io/autoscalerClass"] = "external"
-    return {
-        "apiVersion": "serving.kserve.io/v1beta1",
-        "kind": "InferenceService",
-        "metadata": {
-            "name": spec.name,
-            "namespace": spec.pod.namespace,
-            "labels": labels_of(spec.name, SERVER),
-            "annotations": annotations,
-        },
-        "spec": {
-            "predictor": {
-                "minReplicas": spec.replicas.least,
-                "maxReplicas": spec.replicas.most,
-                **_beyond(template["metadata"], labels_of(spec.name, SERVER)),
-                **pods,
-            }
-        },
+    labels = labels_of(spec.name, SERVER)
+    predictor = {
+        "minReplicas": spec.replicas.least,
+        "maxReplicas": spec.replicas.most,
+        **_beyond(template["metadata"], labels),
+        **pods,
     }
+    api, body = "serving.kserve.io/v1beta1", {"predictor": predictor}
+    made = object_of(api, "InferenceService", spec.name, spec.pod.namespace, labels, spec=body)
+    made["metadata"]["annotations"] = annotations
+    return made
 
 
 def _beyond(metadata: Object, own: Mapping[str, str]) -> Object:
@@ -184,27 +174,27 @@ def _beyond(metadata: Object, own: Mapping[str, str]) -> Object:
 
 def _settings(spec: ServingSpec) -> list[Setting]:
     found = [
-        Setting(name="replicas", value=str(spec.replicas), reason="--nodes"),
+        Setting("replicas", str(spec.replicas), "--nodes"),
         Setting(
-            name="terminationGracePeriodSeconds",
-            value=str(math.ceil(spec.grace_s)),
-            reason=f"{LEAVE_S:g} s until proxies know, {spec.drain_s:g} s for open answers, then the exit",
+            "terminationGracePeriodSeconds",
+            str(math.ceil(spec.grace_s)),
+            f"{LEAVE_S:g} s until proxies know, {spec.drain_s:g} s for open answers, then the exit",
         ),
-        Setting(name="--drain-s", value=f"{spec.drain_s:g}", reason="shorter than the grace"),
+        Setting("--drain-s", f"{spec.drain_s:g}", "shorter than the grace"),
         Setting(
-            name="startupProbe",
-            value=f"/ready within {spec.startup_s:g} s",
-            reason="a model takes minutes to load, in which no other probe counts",
+            "startupProbe",
+            f"/ready within {spec.startup_s:g} s",
+            "a model takes minutes to load, in which no other probe counts",
         ),
-        Setting(name="readinessProbe", value="/ready", reason="503 while it drains: no new requests"),
-        Setting(name="livenessProbe", value="/health", reason="503 once the engine has failed: start again"),
+        Setting("readinessProbe", "/ready", "503 while it drains: no new requests"),
+        Setting("livenessProbe", "/health", "503 once the engine has failed: start again"),
     ]
     if spec.replicas.is_elastic:
         found.append(
             Setting(
-                name="HorizontalPodAutoscaler",
-                value=f"penstock_answers_waiting, {spec.waiting_per_pod} a pod",
-                reason="needs a metrics adapter, such as prometheus-adapter",
+                "HorizontalPodAutoscaler",
+                f"penstock_answers_waiting, {spec.waiting_per_pod} a pod",
+                "needs a metrics adapter, such as prometheus-adapter",
             )
         )
     return found

@@ -232,44 +232,42 @@ def _doctor(spec: RunSpec) -> list[str]:
 def _settings(spec: RunSpec) -> list[Setting]:
     found = [
         Setting(
-            name="--signal",
-            value=f"B:USR1@{round(spec.grace_s)}",
-            reason="the grace: sent so many seconds before the time limit, to the script",
+            "--signal",
+            f"B:USR1@{round(spec.grace_s)}",
+            "the grace: sent so many seconds before the time limit, to the script",
         ),
         Setting(
-            name="--requeue",
-            value=f"at most {spec.max_requeues} by itself",
-            reason="pre-emption, the time limit and a lost node put the job back; progress bounds it too",
+            "--requeue",
+            f"at most {spec.max_requeues} by itself",
+            "pre-emption, the time limit and a lost node put the job back; progress bounds it too",
         ),
         Setting(
-            name="--exclusive",
-            value="unless --sbatch says what of a node to take",
-            reason="Slurm's default is one core of a node",
+            "--exclusive",
+            "unless --sbatch says what of a node to take",
+            "Slurm's default is one core of a node",
         ),
-        Setting(name="--open-mode", value="append", reason="a requeued job keeps what it printed before"),
+        Setting("--open-mode", "append", "a requeued job keeps what it printed before"),
         Setting(
-            name="srun --ntasks-per-node",
-            value="1",
-            reason="one process on each node starts the others, whatever SLURM_NTASKS says; as an "
+            "srun --ntasks-per-node",
+            "1",
+            "one process on each node starts the others, whatever SLURM_NTASKS says; as an "
             "option of the job, it would get the fewest nodes of a range",
         ),
     ]
     if spec.nodes.is_elastic:
         reason = "a lost node shrinks the run instead of ending it"
-        found.append(Setting(name="--no-kill", value="", reason=reason))
+        found.append(Setting("--no-kill", "", reason))
     if spec.doctor != "skip":
-        found.append(
-            Setting(name="doctor", value=spec.doctor, reason="`penstock doctor` as a first srun, once")
-        )
+        found.append(Setting("doctor", spec.doctor, "`penstock doctor` as a first srun, once"))
     if spec.setup:
         reason = (
             "--setup, read by the first node for the doctor and for the supervisor; all get its variables"
         )
-        found.append(Setting(name=SETUP, value=plural(len(spec.setup.splitlines()), "line"), reason=reason))
+        found.append(Setting(SETUP, plural(len(spec.setup.splitlines()), "line"), reason))
     if spec.wrapper:
         reason = (
             "--wrapper of each node's command, which runs the python3 in it; the supervisor stays outside"
         )
-        found.append(Setting(name="wrapper", value=shlex.join(spec.wrapper), reason=reason))
-    found += [Setting(name=extra, value="", reason="passed on") for extra in spec.extras]
+        found.append(Setting("wrapper", shlex.join(spec.wrapper), reason))
+    found += [Setting(extra, "", "passed on") for extra in spec.extras]
     return found

@@ -11,10 +11,11 @@ from penstock.core.network.settings import Setting
 from penstock.launch.pod_networks import Attachment
 from penstock.launch.pods.pod import PodSpec
 from penstock.launch.render.jobset import QUEUE, check_name, jobset_spec
-from penstock.launch.render.pod_template import Object, labels_of
+from penstock.launch.render.pod_template import Object, labels_of, object_of
 from penstock.launch.spec import RunSpec
 
 _GROUP = "trainer.kubeflow.org"
+_API = f"{_GROUP}/v1alpha1"
 _STEP = {f"{_GROUP}/trainjob-ancestor-step": "trainer"}
 """Label of the Job that trains: Trainer sets its number of pods."""
 
@@ -26,36 +27,28 @@ def trainjob(spec: RunSpec, pod: PodSpec, attachment: Attachment) -> tuple[Objec
         UsageError: the name does not fit.
     """
     check_name(spec)
-    labels = labels_of(spec.name)
-    metadata: Object = {"name": spec.name, "namespace": pod.namespace}
+    name, namespace, labels = spec.name, pod.namespace, labels_of(spec.name)
     template = jobset_spec(spec, pod, attachment, job_labels=_STEP)
     job: Object = {
-        "runtimeRef": {"apiGroup": _GROUP, "kind": "TrainingRuntime", "name": spec.name},
+        "runtimeRef": {"apiGroup": _GROUP, "kind": "TrainingRuntime", "name": name},
         "trainer": {"numNodes": spec.nodes.most},
     }
     if spec.time_limit_s and not spec.max_requeues:
         job["activeDeadlineSeconds"] = math.ceil(spec.time_limit_s)
-    runtime = {
-        "apiVersion": f"{_GROUP}/v1alpha1",
-        "kind": "TrainingRuntime",
-        "metadata": {**metadata, "labels": labels},
-        "spec": {"mlPolicy": {"numNodes": spec.nodes.most}, "template": {"spec": template}},
-    }
-    queue = {QUEUE: spec.queue} if spec.queue else {}
-    return runtime, {
-        "apiVersion": f"{_GROUP}/v1alpha1",
-        "kind": "TrainJob",
-        "metadata": {**metadata, "labels": {**labels, **queue}},
-        "spec": job,
-    }
+    runtime = {"mlPolicy": {"numNodes": spec.nodes.most}, "template": {"spec": template}}
+    queued = labels | ({QUEUE: spec.queue} if spec.queue else {})
+    return (
+        object_of(_API, "TrainingRuntime", name, namespace, labels, spec=runtime),
+        object_of(_API, "TrainJob", name, namespace, queued, spec=job),
+    )
 
 
 def settings_of_trainjob(spec: RunSpec) -> list[Setting]:
     """Return the settings of a TrainJob, each with its reason."""
     return [
         Setting(
-            name="TrainingRuntime",
-            value=spec.name,
-            reason="the JobSet of this run only; a cluster's own runtimes start torchrun",
+            "TrainingRuntime",
+            spec.name,
+            "the JobSet of this run only; a cluster's own runtimes start torchrun",
         )
     ]

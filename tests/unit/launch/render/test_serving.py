@@ -105,7 +105,7 @@ def test_a_grace_in_which_no_answer_could_end_is_refused():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"port": 0}, r"--port must be at least 1 and at most 65535 \(got 0\)"),
+        ({"port": 0}, r"--port must be from 1 to 65,535 \(got 0\)"),
         ({"port": 70_000}, r"got 70000"),
         ({"waiting_per_pod": 0}, "--waiting must be at least 1"),
         ({"devices": 0}, "--processes must be at least 1"),
