@@ -11,7 +11,6 @@ from types import FrameType
 import uvicorn
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.telemetry import TelemetryConfig
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -32,16 +31,8 @@ from penstock.console.state import ConsoleState
 from penstock.console.workers.data_process import QuestionRefused
 from penstock.console.workers.model_slot import ModelBusy
 from penstock.core.errors import PenstockError
+from penstock.core.listen import NO_TELEMETRY
 from penstock.obs.run_data.discover import UnknownRun
-
-_NO_TELEMETRY: TelemetryConfig = {
-    "tracing": False,
-    "metrics": False,
-    "logs": False,
-    "operation_spans": False,
-    "auto_configure": False,
-}
-"""FastAPI would send data of requests to an exporter."""
 
 _GRACE_S = 1
 """Seconds for streams to end after a signal."""
@@ -97,7 +88,7 @@ def build_app(console: ConsoleState) -> ASGIApp:
         docs_url=None,  # these pages load third-party scripts
         redoc_url=None,
         redirect_slashes=False,
-        telemetry=_NO_TELEMETRY,
+        telemetry=NO_TELEMETRY,
         default_response_class=PlainJson,
     )
     app.state.console = console

@@ -5,9 +5,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from fastapi import Request
+from fastapi import Depends, Request
 
 from penstock.console.access import ConsoleAccess
 from penstock.console.workers.data_process import DataProcess
@@ -130,13 +130,21 @@ def console_of(request: Request) -> ConsoleState:
     return state
 
 
-def run_of(request: Request, run_id: str) -> FoundRun:
+Console = Annotated[ConsoleState, Depends(console_of)]
+"""Parameter of a route: the application's state."""
+
+
+def run_of(run_id: str, console: Console) -> FoundRun:
     """Return a run by its id.
 
     Raises:
         UnknownRun: there is none.
     """
-    return console_of(request).folders.run(run_id)
+    return console.folders.run(run_id)
+
+
+Run = Annotated[FoundRun, Depends(run_of)]
+"""Parameter of a route: the run whose id is in its path."""
 
 
 def finite(value: float) -> float | None:

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
-from fastapi.telemetry import TelemetryConfig
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from penstock import __version__
+from penstock.core.listen import NO_TELEMETRY
 from penstock.engine.llm import LLM
 from penstock.engine.sampling_params import Sampling
 from penstock.serve.admission import Admission
@@ -33,16 +33,6 @@ ROUTERS = (
     tokens.router,
     info.page_router,
 )
-
-
-_NO_TELEMETRY: TelemetryConfig = {
-    "tracing": False,
-    "metrics": False,
-    "logs": False,
-    "operation_spans": False,
-    "auto_configure": False,
-}
-"""FastAPI's own spans and logs would send data of requests to an exporter, and cost time per request."""
 
 
 def build_service(
@@ -127,7 +117,7 @@ def build_app(service: AppState, rules: AccessPolicy) -> ASGIApp:
         docs_url=None,  # these pages load third-party scripts
         redoc_url=None,
         redirect_slashes=False,  # a redirect behind a gateway names the wrong address; see RequestMiddleware
-        telemetry=_NO_TELEMETRY,
+        telemetry=NO_TELEMETRY,
     )
     app.state.service = service
     app.state.addresses = sorted(_addresses())

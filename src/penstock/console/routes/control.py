@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
 from penstock.console.access import refusal
-from penstock.console.state import console_of, run_of
+from penstock.console.state import Console, ConsoleState, Run
+from penstock.obs.run_data.discover import FoundRun
 
 router = APIRouter(prefix="/api")
 
@@ -27,39 +28,37 @@ class Weights(BaseModel):
 
 
 @router.post("/runs/{run_id}/requests", response_model=None)
-def ask(request: Request, run_id: str, asked: Reply) -> Reply | Response:
+def ask(request: Request, console: Console, run: Run, asked: Reply) -> Reply | Response:
     """Send a request, with the fields of `ControlRequest`, to the run's job.
 
     Return its number and whether a job runs, or what was done instead.
     """
-    console = console_of(request)
     if not console.rules.control:
         return refusal(403, "This console is read-only. Start it with --control to send requests.")
-    folder, client = run_of(request, run_id).folder, request.scope["client_name"]
+    client = request.scope["client_name"]
     asked_by = f"console: {client}" if client else "console"
-    return console.data.ask("request", folder, asked=asked, asked_by=asked_by)
+    return console.data.ask("request", run.folder, asked=asked, asked_by=asked_by)
 
 
 @router.get("/runs/{run_id}/requests")
-def requests(request: Request, run_id: str) -> Reply:
+def requests(console: Console, run: Run) -> Reply:
     """Return the newest requests of a run with their replies, newest last, and whether a job may reply."""
-    return console_of(request).data.ask("requests", run_of(request, run_id).folder)
+    return console.data.ask("requests", run.folder)
 
 
 @router.get("/runs/{run_id}/mixture")
-def mixture(request: Request, run_id: str) -> Reply:
+def mixture(console: Console, run: Run) -> Reply:
     """Return the mixtures, and how often each corpus will have been read by the end with that in force."""
-    return _mixture(request, run_id, None)
+    return _mixture(console, run, None)
 
 
 @router.post("/runs/{run_id}/mixture")
-def preview(request: Request, run_id: str, wanted: Weights) -> Reply:
+def preview(console: Console, run: Run, wanted: Weights) -> Reply:
     """Return what another mixture would mean, from the present step on; nothing is sent to the job."""
-    return _mixture(request, run_id, wanted.weights)
+    return _mixture(console, run, wanted.weights)
 
 
-def _mixture(request: Request, run_id: str, weights: dict[str, float] | None) -> Reply:
-    console, run = console_of(request), run_of(request, run_id)
+def _mixture(console: ConsoleState, run: FoundRun, weights: dict[str, float] | None) -> Reply:
     columns = console.columns(run)
     known = columns.column("step")
     step = int(known[-1]) if len(known) else 0

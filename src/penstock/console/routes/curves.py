@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query
 
-from penstock.console.state import console_of, run_of
+from penstock.console.state import Console, Run
 from penstock.core.config import listed_names
 from penstock.core.errors import UsageError
 from penstock.obs.run_data.columns import RunData
@@ -15,10 +15,28 @@ router = APIRouter(prefix="/api")
 _MAX_METRICS = 200
 
 
+def _opened(console: Console, run: Run, x: Axis = "step") -> tuple[RunData, float]:
+    """Return the columns of a run and its price of a device-hour.
+
+    Raises:
+        UsageError: the axis is money, and the price is not known.
+    """
+    columns, price = console.columns(run), console.summaries.price(run)
+    if x == "money" and not price:
+        raise UsageError(
+            "The cost of this run is not known",
+            got=run.name,
+            fix="Start `penstock console` with --price, or set run.device_hour_price in the recipe.",
+        )
+    return columns, price
+
+
+Opened = Annotated[tuple[RunData, float], Depends(_opened)]
+
+
 @router.get("/runs/{run_id}/curves")
 def curves(
-    request: Request,
-    run_id: str,
+    opened: Opened,
     metrics: str,
     x: Axis = "step",
     first: Annotated[float | None, Query(alias="from")] = None,
@@ -29,7 +47,7 @@ def curves(
 
     Where records are left out, `means` has the means of the records around each point.
     """
-    columns, price = _opened(request, run_id, x)
+    columns, price = opened
     found = sampled(columns, _names(metrics), x, price=price, first=first, last=last, points=points)
     return {
         "x": as_json(found.x),
@@ -40,27 +58,10 @@ def curves(
 
 
 @router.get("/runs/{run_id}/values")
-def values(request: Request, run_id: str, metrics: str, at: float, x: Axis = "step") -> dict[str, Any]:
+def values(opened: Opened, metrics: str, at: float, x: Axis = "step") -> dict[str, Any]:
     """Return {metric: value} at a place of the axis: of the last record up to it that has one; null: none."""
-    columns, price = _opened(request, run_id, x)
+    columns, price = opened
     return {"values": {name: last_value(columns, name, x, price=price, at=at) for name in _names(metrics)}}
-
-
-def _opened(request: Request, run_id: str, x: Axis) -> tuple[RunData, float]:
-    """Return the columns of a run and its price of a device-hour.
-
-    Raises:
-        UsageError: the axis is money, and the price is not known.
-    """
-    console, run = console_of(request), run_of(request, run_id)
-    columns, price = console.columns(run), console.summaries.price(run)
-    if x == "money" and not price:
-        raise UsageError(
-            "The cost of this run is not known",
-            got=run.name,
-            fix="Start `penstock console` with --price, or set run.device_hour_price in the recipe.",
-        )
-    return columns, price
 
 
 def _names(metrics: str) -> list[str]:

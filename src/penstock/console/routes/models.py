@@ -11,13 +11,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from penstock.console.access import refusal
-from penstock.console.state import ConsoleState, console_of, run_of
+from penstock.console.state import Console, ConsoleState, Run
 from penstock.console.workers.model_process import ModelProcess
 from penstock.console.workers.model_slot import MAX_CONTEXT, ModelKey
 from penstock.core.errors import PenstockError
@@ -80,9 +79,8 @@ class PromptsAsked(_Asked):
 
 
 @router.get("/runs/{run_id}/checkpoints")
-def checkpoints(request: Request, run_id: str) -> dict[str, Any]:  # Any: JSON
+def checkpoints(console: Console, run: Run) -> dict[str, Any]:  # Any: JSON
     """Return the steps of a run's checkpoints, and why none may be opened (empty: they may)."""
-    console, run = console_of(request), run_of(request, run_id)
     steps = console.data.ask("checkpoints", run.folder)["steps"]
     open_one = console.models.key
     return {
@@ -93,22 +91,21 @@ def checkpoints(request: Request, run_id: str) -> dict[str, Any]:  # Any: JSON
 
 
 @router.post("/runs/{run_id}/checkpoints/{step}/chat/completions", response_model=None)
-async def chat(request: Request, run_id: str, step: int, asked: ChatAsked) -> Response:
+async def chat(console: Console, run: Run, step: int, asked: ChatAsked) -> Response:
     """Stream the answer of a checkpoint to a conversation, as the server of the API does."""
     messages = [one.model_dump() for one in asked.messages]
-    return await _passed_on(request, run_id, step, {"messages": messages}, asked)
+    return _passed_on(console, run, step, {"messages": messages}, asked)
 
 
 @router.post("/runs/{run_id}/checkpoints/{step}/completions", response_model=None)
-async def complete(request: Request, run_id: str, step: int, asked: TextAsked) -> Response:
+async def complete(console: Console, run: Run, step: int, asked: TextAsked) -> Response:
     """Stream how a checkpoint continues a text, as the server of the API does."""
-    return await _passed_on(request, run_id, step, {"prompt": asked.prompt}, asked)
+    return _passed_on(console, run, step, {"prompt": asked.prompt}, asked)
 
 
 @router.post("/runs/{run_id}/answers", response_model=None)
-async def answers(request: Request, run_id: str, asked: PromptsAsked) -> Response:
+async def answers(console: Console, run: Run, asked: PromptsAsked) -> Response:
     """Stream the answers of several checkpoints to the same prompts, one checkpoint after the other."""
-    console, run = console_of(request), await run_in_threadpool(run_of, request, run_id)
     return _stream(console, _written(_compared(console, run, asked)))
 
 
@@ -121,9 +118,7 @@ def _stream(console: ConsoleState, pieces: AsyncIterator[str]) -> Response:
     return StreamingResponse(pieces, media_type="text/event-stream")
 
 
-async def _passed_on(request: Request, run_id: str, step: int, prompt: Reply, asked: _Streamed) -> Response:
-    console, run = console_of(request), await run_in_threadpool(run_of, request, run_id)
-
+def _passed_on(console: ConsoleState, run: FoundRun, step: int, prompt: Reply, asked: _Streamed) -> Response:
     async def pieces() -> AsyncIterator[str]:
         yield ": opening\n\n"
         try:

@@ -4,11 +4,11 @@ import math
 from typing import Annotated, Any
 
 import pybase64
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from penstock.console.plain_json import PlainJson
-from penstock.console.state import console_of, run_of
+from penstock.console.state import Console, Run
 from penstock.obs.run_data.page_json import hangs_json, ranks_json
 from penstock.obs.run_data.rank_columns import check_rank_metric
 
@@ -19,8 +19,8 @@ Reply = dict[str, Any]  # Any: JSON
 
 @router.get("/runs/{run_id}/ranks")
 def ranks(
-    request: Request,
-    run_id: str,
+    console: Console,
+    run: Run,
     metric: str = "own_s",
     first: Annotated[float, Query(alias="from")] = 0,
     last: Annotated[float, Query(alias="to")] = math.inf,
@@ -32,7 +32,6 @@ def ranks(
     of very many ranks have fewer columns than `points`. The means are over all records.
     """
     check_rank_metric(metric)
-    console, run = console_of(request), run_of(request, run_id)
     table = console.rank_columns(run, metric).table(first=first, last=last, columns=points)
     others = ranks_json(table, console.columns(run), metric)
     values = pybase64.b64encode(table.values.astype("<f4").tobytes())  # some megabytes, which need no escapes
@@ -41,7 +40,6 @@ def ranks(
 
 
 @router.get("/runs/{run_id}/hangs")
-def hangs(request: Request, run_id: str) -> Reply:
+def hangs(console: Console, run: Run) -> Reply:
     """Return the diagnosis of each hang, newest last, and the call stacks of the ranks to look at first."""
-    console, run = console_of(request), run_of(request, run_id)
     return hangs_json(console.recent_hangs.read(run.files, console.columns(run).starts))

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from penstock.console.access import refusal
-from penstock.console.state import ConsoleState, console_of, run_of
+from penstock.console.state import Console, ConsoleState, Run
 from penstock.console.workers.model_process import ModelProcess
 from penstock.console.workers.model_slot import MAX_CONTEXT, ModelKey
 from penstock.core.errors import PenstockError, UsageError
@@ -40,23 +40,21 @@ class RowsWanted(BaseModel):
 
 @router.get("/runs/{run_id}/rows/{step}")
 def rows(
-    request: Request,
-    run_id: str,
+    console: Console,
+    run: Run,
     step: int,
     offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
     limit: Annotated[int, Query(ge=1, le=_MAX_ROWS)] = _FIRST_ROWS,
 ) -> Reply:
     """Return some rows of a step: documents, text, learned tokens, and losses that were computed before."""
-    console, run = console_of(request), run_of(request, run_id)
     found = console.data.ask("rows", run.folder, step=step, offset=offset, limit=limit)
     known = console.losses.of((run.id, console.columns(run).generation), found)
     return _reply(console, run, found, known)
 
 
 @router.post("/runs/{run_id}/rows/{step}/losses", response_model=None)
-def losses(request: Request, run_id: str, step: int, wanted: RowsWanted) -> Reply | Response:
+def losses(console: Console, run: Run, step: int, wanted: RowsWanted) -> Reply | Response:
     """Return the same with the loss of each token under the checkpoint nearest to the step."""
-    console, run = console_of(request), run_of(request, run_id)
     if why := console.rules.why_no_models:
         return refusal(403, why)
     found = console.data.ask("rows", run.folder, step=step, offset=wanted.offset, limit=wanted.limit)

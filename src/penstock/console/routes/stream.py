@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
-from penstock.console.state import ConsoleState, console_of, finite
+from penstock.console.state import Console, ConsoleState, finite
 from penstock.core import clock
 from penstock.core.errors import PenstockError
 from penstock.obs.run_data.columns import Cursor, RunData
@@ -40,13 +40,12 @@ _PARSE_S = 1.0
 
 
 @router.get("/stream")
-async def stream(request: Request, runs: str = "", since: str = "") -> StreamingResponse:
+async def stream(console: Console, runs: str = "", since: str = "") -> StreamingResponse:
     """Stream events of some runs, ids separated by commas; without them, the changed rows of all runs.
 
     `since` has the cursors of what the page has of these runs, in their order; without it, it has all. A run
     that is named twice, by windows of which one has less, is sent from there on.
     """
-    console = console_of(request)
     cursors = _least([run_id for run_id in runs.split(",") if run_id], since.split(","))
     return StreamingResponse(_events(console, cursors), media_type="text/event-stream")
 

@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from starlette.responses import Response, StreamingResponse
 
 from penstock.console.access import refusal
-from penstock.console.state import run_of
+from penstock.console.state import Run
 from penstock.obs.metric_names import TRACES_FOLDER
 
 router = APIRouter(prefix="/api")
@@ -20,9 +20,9 @@ _READ_BYTES = 1 << 20
 
 
 @router.get("/runs/{run_id}/traces")
-def traces(request: Request, run_id: str) -> dict[str, Any]:  # Any: JSON
+def traces(run: Run) -> dict[str, Any]:  # Any: JSON
     """Return the newest traces of a run, newest first, and the number of all. Times are Unix times."""
-    stamps = run_of(request, run_id).files.stamps(TRACES_FOLDER)
+    stamps = run.files.stamps(TRACES_FOLDER)
     found = sorted(filter(_NAME.fullmatch, stamps), key=lambda name: (-stamps[name].modified_s, name))
     return {
         "traces": [
@@ -34,9 +34,9 @@ def traces(request: Request, run_id: str) -> dict[str, Any]:  # Any: JSON
 
 
 @router.get("/runs/{run_id}/traces/{name}")
-def trace(request: Request, run_id: str, name: str) -> Response:
+def trace(run: Run, name: str) -> Response:
     """Return a trace as a file to be saved."""
-    files = run_of(request, run_id).files
+    files = run.files
     stamp = files.stamps(TRACES_FOLDER).get(name) if _NAME.fullmatch(name) else None
     if stamp is None:
         return refusal(404, "The run has no such trace.")
