@@ -30,15 +30,14 @@ class Admission:
         """
         if num_answers > self._max_open:
             raise ApiError(
-                400,
                 f"The request asks for {num_answers:,} answers, and the server allows "
                 f"{self._max_open:,} at once. Split it into several requests.",
             )
         if self.num_open + num_answers > self._max_open:
             raise ApiError(
-                429,
                 f"The server has {self.num_open:,} open answers and allows {self._max_open:,}. "
                 "Try again later.",
+                status=429,
                 code="overloaded",
                 retry_after_s=self.retry_after_s(num_answers, now_s=now_s),
             )

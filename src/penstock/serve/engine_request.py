@@ -62,7 +62,7 @@ def engine_request(
     prompt = truncated(prompt, body, room=room, side="left")
     num_answers = body.n or 1
     if num_answers > limits.max_answers:
-        raise ApiError(400, f"n is at most {limits.max_answers} (got {num_answers}).", param="n")
+        raise ApiError(f"n is at most {limits.max_answers} (got {num_answers}).", param="n")
     num_prompt_logprobs = asked.num_prompt_logprobs if body.prompt_logprobs is None else body.prompt_logprobs
     return Request(
         prompt=tuple(prompt),
@@ -84,11 +84,9 @@ def engine_request(
 
 def _check(body: Generation) -> None:
     if body.stream_options is not None and not body.stream:
-        raise ApiError(400, "stream_options is given without stream: true.", param="stream_options")
+        raise ApiError("stream_options is given without stream: true.", param="stream_options")
     if body.prompt_logprobs is not None and body.stream:
-        raise ApiError(
-            400, "prompt_logprobs are not part of a stream. Leave stream out.", param="prompt_logprobs"
-        )
+        raise ApiError("prompt_logprobs are not part of a stream. Leave stream out.", param="prompt_logprobs")
 
 
 def truncated(
@@ -108,17 +106,16 @@ def truncated(
     if most is None:
         if body.truncation_side is not None:
             raise ApiError(
-                400, "truncation_side is given without truncate_prompt_tokens.", param="truncation_side"
+                "truncation_side is given without truncate_prompt_tokens.", param="truncation_side"
             )
         return prompt
     if most == 0:
         raise ApiError(
-            400, "truncate_prompt_tokens must be -1 or at least 1 (got 0).", param="truncate_prompt_tokens"
+            "truncate_prompt_tokens must be -1 or at least 1 (got 0).", param="truncate_prompt_tokens"
         )
     most = (room if most < 0 else most) - added
     if most < 1:
         raise ApiError(
-            400,
             f"truncate_prompt_tokens leaves no room for the text: the tokenizer adds {added:,} tokens (got "
             f"{body.truncate_prompt_tokens}).",
             param="truncate_prompt_tokens",
@@ -145,14 +142,12 @@ def check_logprobs(requests: Sequence[Request], *, is_streamed: bool) -> None:
             total += one.num_answers * one.max_tokens * (1 + beside)
     if of_prompts > MAX_PROMPT_LOGPROBS_OF_REQUEST:
         raise ApiError(
-            400,
             f"There may be {of_prompts:,} log-probabilities of prompts, and the limit is "
             f"{MAX_PROMPT_LOGPROBS_OF_REQUEST:,}. Ask for shorter prompts, fewer answers or tokens.",
             param="prompt_logprobs",
         )
     if total > MAX_LOGPROBS_OF_REQUEST:
         raise ApiError(
-            400,
             f"There may be {total:,} log-probabilities, and the limit is {MAX_LOGPROBS_OF_REQUEST:,}. "
             "Ask for fewer tokens, answers or likeliest tokens.",
             param="logprobs",
@@ -203,7 +198,7 @@ def _max_tokens(
             param="max_tokens",
         )
     if wanted > most:
-        raise ApiError(400, f"max_tokens is at most {most:,} here (got {wanted:,}).", param="max_tokens")
+        raise ApiError(f"max_tokens is at most {most:,} here (got {wanted:,}).", param="max_tokens")
     return wanted
 
 
@@ -239,7 +234,6 @@ def _bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
     for key in given:
         if not (key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < vocab_size):
             raise ApiError(
-                400,
                 f"logit_bias has {key[:40]!r}, which is not a token id below {vocab_size:,}.",
                 param="logit_bias",
             )
@@ -260,13 +254,10 @@ def _stop_ids(body: Generation, served: ModelInfo) -> frozenset[int]:
 def _stop_texts(given: str | list[str] | None, limits: ServerLimits) -> tuple[str, ...]:
     stops = (given,) if isinstance(given, str) else tuple(given or ())
     if len(stops) > limits.max_stops:
-        raise ApiError(
-            400, f"stop has {len(stops)} texts, and the limit is {limits.max_stops}.", param="stop"
-        )
+        raise ApiError(f"stop has {len(stops)} texts, and the limit is {limits.max_stops}.", param="stop")
     for stop in stops:
         if not 1 <= len(stop) <= limits.max_stop_characters:
             raise ApiError(
-                400,
                 f"A stop text must have 1 to {limits.max_stop_characters} characters (got {len(stop)}).",
                 param="stop",
             )

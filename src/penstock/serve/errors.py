@@ -43,15 +43,16 @@ class ApiError(Exception):
     """Error response to a client.
 
     Args:
+        status: of HTTP; by default the request is wrong.
         param: key of the request that caused the error.
         code: machine-readable code, such as `model_not_found`.
     """
 
     def __init__(
         self,
-        status: int,
         message: str,
         *,
+        status: int = 400,
         param: str | None = None,
         code: str | None = None,
         retry_after_s: int | None = None,
@@ -80,7 +81,9 @@ class ApiError(Exception):
 
 def ending() -> ApiError:
     """Return the error for requests while the server shuts down."""
-    return ApiError(503, "The server is shutting down. Use another.", code="server_draining", retry_after_s=1)
+    return ApiError(
+        "The server is shutting down. Use another.", status=503, code="server_draining", retry_after_s=1
+    )
 
 
 def too_long(context: int, why: str, *, param: str, answer: bool = False) -> ApiError:
@@ -90,12 +93,12 @@ def too_long(context: int, why: str, *, param: str, answer: bool = False) -> Api
     """
     long = "too long for that answer" if answer else "too long"
     said = f"This model's maximum context length is {context} tokens, and the prompt is {long}: {why}"
-    return ApiError(400, said, param=param, code="context_length_exceeded")
+    return ApiError(said, param=param, code="context_length_exceeded")
 
 
 def api_error_of(error: PenstockError, *, param: str | None = None) -> ApiError:
     """Convert an error of ours: the client's mistakes (UsageError) are 400, all others 500."""
-    return ApiError(400 if isinstance(error, UsageError) else 500, str(error), param=param)
+    return ApiError(str(error), status=400 if isinstance(error, UsageError) else 500, param=param)
 
 
 _NAMED_ELSE = {"bad_words_ids": "bad_words", "num_answers": "n", "num_logprobs": "top_logprobs"}
@@ -131,7 +134,7 @@ def unexpected(error: BaseException) -> ApiError:
         error=type(error).__name__,
         exc_info=error,
     )
-    return ApiError(500, "Internal error. The server's log has the details.")
+    return ApiError("Internal error. The server's log has the details.", status=500)
 
 
 def _type_of(status: int) -> str:
@@ -155,19 +158,19 @@ async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
         declared = (request.headers.get("content-type") or "none")[:_SHOWN_CHARACTERS]
         fix = "Send `Content-Type: application/json`."
         return ApiError(
-            415, f"The body's Content-Type must be JSON (got Content-Type: {declared}). {fix}"
+            f"The body's Content-Type must be JSON (got Content-Type: {declared}). {fix}", status=415
         ).response()
     found = error.errors()
     known = _keys_of(request)
     said = "; ".join(_sentence(one, error.body, known) for one in found[:_MAX_REPORTED])
     more = f"; and {len(found) - _MAX_REPORTED} more" if len(found) > _MAX_REPORTED else ""
     param = None if found[0].get("type") == "json_invalid" else _where(found[0], error.body) or None
-    return ApiError(400, f"{said}{more}.", param=param).response()
+    return ApiError(f"{said}{more}.", param=param).response()
 
 
 async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException), error
-    response = ApiError(error.status_code, _told(request, error)).response()
+    response = ApiError(_told(request, error), status=error.status_code).response()
     response.headers.update(error.headers or {})
     return response
 

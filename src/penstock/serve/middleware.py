@@ -193,8 +193,8 @@ class RequestMiddleware:
         client = self._rules.keys.client_of(headers.get("authorization"))
         if client is None:
             raise ApiError(
-                401,
                 "No API key, or one the server does not know. Send `Authorization: Bearer KEY`.",
+                status=401,
                 code="invalid_api_key",
             )
         return client
@@ -219,15 +219,15 @@ def check_host(headers: Headers, rules: AccessPolicy) -> None:
         ApiError: 400, 403.
     """
     if len(named := headers.getlist("host")) > 1:
-        raise ApiError(400, "The request has several Host headers. Send one.", code="bad_host")
+        raise ApiError("The request has several Host headers. Send one.", code="bad_host")
     if not named or rules.keys is not None or "*" in rules.origins or not is_loopback(rules.host):
         return
     name = host_name(named[0])
     if not is_loopback(name) and name not in {urlsplit(origin).hostname for origin in rules.origins}:
         raise ApiError(
-            403,
             f"This server is not {named[0][:200]!r}. Open it at {rules.host}, or start it with --cors and "
             "the origin of the proxy in front.",
+            status=403,
             code="host_not_allowed",
         )
 
@@ -249,8 +249,8 @@ def check_origin(headers: Mapping[str, str], rules: AccessPolicy) -> None:
     if is_own and (rules.keys is not None or is_loopback(parts.hostname)):
         return
     raise ApiError(
-        403,
         f"Web pages of {origin[:200]!r} may not use this server. Start it with --cors and that origin.",
+        status=403,
         code="origin_not_allowed",
     )
 

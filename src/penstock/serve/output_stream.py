@@ -143,7 +143,7 @@ class Bridge:
                 index += request.num_answers
         except EngineClosed as error:
             answers.cancel()
-            raise ApiError(503, str(error), code="engine_closed", retry_after_s=5) from None
+            raise ApiError(str(error), status=503, code="engine_closed", retry_after_s=5) from None
         except PenstockError:
             answers.cancel()
             raise
@@ -244,4 +244,4 @@ class UsageCounter:
 
 def _fault(finish: str, reason: str | None = None) -> ApiError:
     status, message, code = _FAULTS[finish]
-    return ApiError(status, reason or message, code=code)
+    return ApiError(reason or message, status=status, code=code)

@@ -29,7 +29,9 @@ class Bodies:
         """
         encoding = headers.get("content-encoding", "identity")
         if encoding.lower() != "identity":
-            raise ApiError(415, f"Compressed bodies are refused (got {encoding[:40]!r}). Send plain JSON.")
+            raise ApiError(
+                f"Compressed bodies are refused (got {encoding[:40]!r}). Send plain JSON.", status=415
+            )
         declared = headers.get("content-length", "0")
         if not declared.isdecimal() or int(declared) > self._limits.max_body_bytes:
             raise self._too_large()
@@ -44,7 +46,7 @@ class Bodies:
         except TimeoutError:
             if self._ended:
                 raise ending() from None
-            raise ApiError(408, f"The body did not arrive within {seconds:g} seconds.") from None
+            raise ApiError(f"The body did not arrive within {seconds:g} seconds.", status=408) from None
 
     def end(self) -> None:
         """Stop waiting for bodies; those already received can still be read."""
@@ -68,7 +70,7 @@ class Bodies:
 
     def _too_large(self) -> ApiError:
         most = self._limits.max_body_bytes
-        return ApiError(413, f"The body is larger than the limit of {most:,} bytes.")
+        return ApiError(f"The body is larger than the limit of {most:,} bytes.", status=413)
 
 
 def check_unicode(body: bytes) -> None:
@@ -84,7 +86,7 @@ def check_unicode(body: bytes) -> None:
     except UnicodeEncodeError as error:
         half = error.object[error.start]
         raise ApiError(
-            400, f"The body is not Unicode text: {half!r} is half of a pair. Send the whole character."
+            f"The body is not Unicode text: {half!r} is half of a pair. Send the whole character."
         ) from None
     except (ValueError, RecursionError):
         return  # not JSON: the parser will report that

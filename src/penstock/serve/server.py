@@ -151,7 +151,7 @@ class PatientProtocol(HttpToolsProtocol):
         self._is_refused = True
         if all(cycle.response_complete for cycle in self._cycles):
             said = f"The request line and headers exceed {MAX_HEAD_BYTES:,} bytes. Send fewer."
-            body = ApiError(431, said).body().model_dump_json().encode()
+            body = ApiError(said, status=431).body().model_dump_json().encode()
             head = (
                 "HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Type: application/json\r\n"
                 f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"

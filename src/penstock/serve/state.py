@@ -69,8 +69,8 @@ class ModelInfo:
             return self.adapters[model]
         known = ", ".join((self.name, *self.adapters))
         raise ApiError(
-            404,
             f"There is no model {model!r} here; there is {known}.",
+            status=404,
             param="model",
             code="model_not_found",
         )
@@ -133,6 +133,8 @@ class AppState:
             ApiError: 503.
         """
         if self.bridge.engine.failure is not None:
-            raise ApiError(503, f"The engine has failed: {self.bridge.engine.failure}", code="engine_failed")
+            raise ApiError(
+                f"The engine has failed: {self.bridge.engine.failure}", status=503, code="engine_failed"
+            )
         if self.draining:
             raise ending()

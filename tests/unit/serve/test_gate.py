@@ -291,7 +291,7 @@ def test_a_client_that_leaves_before_its_body_arrived_is_counted_as_499():
 def test_a_stream_that_an_error_cuts_is_counted_by_the_error(finish):
     async def chunks():
         yield Health(status="ok")
-        raise ApiError(finish, "Cut.")
+        raise ApiError("Cut.", status=finish)
 
     async def app(scope, receive, send):
         await EventStream(chunks())(scope, receive, send)

@@ -40,13 +40,11 @@ def prompts_of(
     if isinstance(prompt, str):
         prompt = [prompt]
     if not prompt:
-        raise ApiError(400, f"{param} is an empty list. Give at least one text.", param=param)
+        raise ApiError(f"{param} is an empty list. Give at least one text.", param=param)
     if isinstance(prompt[0], int):
         return [[token for token in prompt if isinstance(token, int)]]
     if len(prompt) > max_prompts:
-        raise ApiError(
-            400, f"{param} has {len(prompt):,} entries, and the limit is {max_prompts:,}.", param=param
-        )
+        raise ApiError(f"{param} has {len(prompt):,} entries, and the limit is {max_prompts:,}.", param=param)
     return [
         encoded(one, served, encode, param=param, truncates=truncates) if isinstance(one, str) else list(one)
         for one in prompt
@@ -124,7 +122,6 @@ def ending_of(body: ChatRequest | TokenizeRequest) -> Ending:
         return "stops" if body.add_generation_prompt is False else "asks"
     if body.add_generation_prompt:
         raise ApiError(
-            400,
             "An answer continues the final message or begins one, not both. "
             "Give add_generation_prompt: false.",
             param="add_generation_prompt",
@@ -141,7 +138,6 @@ def echo_of(body: ChatRequest) -> str:
 def _marked(turn: dict[str, object]) -> dict[str, object]:
     if turn["role"] != "assistant" or turn.get("tool_calls"):
         raise ApiError(
-            400,
             f"continue_final_message needs an assistant message at the end (got a message of {turn['role']!r}"
             "). Let the last message be a text of the assistant.",
             param="continue_final_message",
@@ -153,7 +149,6 @@ def _before_mark(text: str) -> str:
     before, mark, _ = text.rpartition(_END_MARK)
     if not mark:
         raise ApiError(
-            400,
             "The model's chat template changes the text of the last message. "
             "Leave continue_final_message out.",
             param="continue_final_message",
@@ -192,7 +187,6 @@ def _arguments(text: str) -> dict[str, object]:
         found = None
     if not isinstance(found, dict):
         raise ApiError(
-            400,
             f"The arguments of a tool call are not a JSON object (got {text[:80]!r}). Send one.",
             param="messages",
         )

@@ -80,12 +80,10 @@ def chat_request(
 
 def _check(body: ChatRequest) -> None:
     if body.top_logprobs and not body.logprobs:
-        raise ApiError(400, "top_logprobs is given without logprobs: true.", param="top_logprobs")
+        raise ApiError("top_logprobs is given without logprobs: true.", param="top_logprobs")
     if body.logprob_token_ids and not body.logprobs:
-        raise ApiError(400, "logprob_token_ids is given without logprobs: true.", param="logprob_token_ids")
+        raise ApiError("logprob_token_ids is given without logprobs: true.", param="logprob_token_ids")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
-        raise ApiError(
-            400, "max_tokens and max_completion_tokens are the same. Give one.", param="max_tokens"
-        )
+        raise ApiError("max_tokens and max_completion_tokens are the same. Give one.", param="max_tokens")
     if body.max_tokens == 0:
-        raise ApiError(400, "max_tokens must be at least 1 (got 0).", param="max_tokens")
+        raise ApiError("max_tokens must be at least 1 (got 0).", param="max_tokens")

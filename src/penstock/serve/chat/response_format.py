@@ -51,9 +51,7 @@ def wanted_form(body: Generation) -> AnswerFormat:
     found = list(_wanted(body))
     if len(found) > 1:
         keys = " and ".join(one.key for one in found)
-        raise ApiError(
-            400, f"An answer has one format (got {keys}). Leave all but one out.", param=found[1].key
-        )
+        raise ApiError(f"An answer has one format (got {keys}). Leave all but one out.", param=found[1].key)
     wanted = found[0] if found else AnswerFormat()
     return AnswerFormat() if isinstance(wanted.form, TextFormat) else wanted
 
@@ -94,7 +92,7 @@ def _object(schema: str | dict[str, ANY_JSON], key: str) -> dict[str, ANY_JSON]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ApiError(400, f"{key} is not a JSON object (got {schema[:80]!r}). Send the schema.", param=key)
+        raise ApiError(f"{key} is not a JSON object (got {schema[:80]!r}). Send the schema.", param=key)
     return found
 
 
@@ -222,7 +220,6 @@ def _schema_of(wanted: AnswerFormat) -> dict[str, ANY_JSON]:
     if isinstance(form, JsonSchemaFormat):
         return _checked(wanted).schema
     raise ApiError(
-        400,
         f"With tools, an answer other than a call must be JSON or any text (got {wanted.key}). "
         "Use a JSON schema, or leave the tools out.",
         param=wanted.key,

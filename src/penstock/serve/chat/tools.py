@@ -220,7 +220,7 @@ def tool_use(tools: Sequence[Tool], choice: ToolChoice | None) -> ToolUse:
     """
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
-        raise ApiError(400, f"Two tools have one name (got {names}).", param="tools")
+        raise ApiError(f"Two tools have one name (got {names}).", param="tools")
     told = tuple(tools)
     match choice:
         case None | "auto":
@@ -228,9 +228,7 @@ def tool_use(tools: Sequence[Tool], choice: ToolChoice | None) -> ToolUse:
         case "none":
             return ToolUse()
     if not told:
-        raise ApiError(
-            400, "tool_choice requires a call, but there are no tools. Give some.", param="tool_choice"
-        )
+        raise ApiError("tool_choice requires a call, but there are no tools. Give some.", param="tool_choice")
     match choice:
         case NamedTool():
             _check_known([choice.function.name], names)
@@ -247,7 +245,6 @@ def _check_known(wanted: Sequence[str], names: Sequence[str]) -> None:
     for name in wanted:
         if name not in names:
             raise ApiError(
-                400,
                 f"tool_choice names {name!r}, which is not one of the tools {names}.",
                 param="tool_choice",
             )

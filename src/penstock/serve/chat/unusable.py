@@ -55,7 +55,7 @@ def usable_tools(use: ToolUse, refusal: Refusal) -> tuple[ToolUse, dict[str, Unu
     left = tuple(tool for tool in use.allowed if tool.function.name not in unusable)
     if unusable and (must_work or not left):
         said = " ".join(map(str, unusable.values()))
-        raise ApiError(400, f"{said} Correct it, or leave the function out.", param="tools")
+        raise ApiError(f"{said} Correct it, or leave the function out.", param="tools")
     return replace(use, allowed=left), unusable
 
 
@@ -66,7 +66,7 @@ def located(error: ApiError, wanted: AnswerFormat, refusal: Refusal) -> ApiError
     except UsageError:  # a strict schema that cannot be enforced: the error says where
         schema = None
     found = None if schema is None else unusable_part(schema, wanted.schema_key, refusal)
-    return error if found is None else ApiError(400, f"{found} Correct or simplify it.", param=wanted.key)
+    return error if found is None else ApiError(f"{found} Correct or simplify it.", param=wanted.key)
 
 
 def unusable_part(schema: Mapping[str, Any], at: str, refusal: Refusal) -> Unusable | None:  # Any: JSON

@@ -112,10 +112,10 @@ class ChoiceWriter:
 
 def _check(body: CompletionRequest) -> None:
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise ApiError(400, f"best_of must equal n (got {body.best_of}). Leave it out.", param="best_of")
+        raise ApiError(f"best_of must equal n (got {body.best_of}). Leave it out.", param="best_of")
     if body.max_tokens == 0 and (not body.echo or body.wants_stream):
         raise ApiError(
-            400, "max_tokens is 0: only with echo, and not streamed. Ask for a token.", param="max_tokens"
+            "max_tokens is 0: only with echo, and not streamed. Ask for a token.", param="max_tokens"
         )
 
 
@@ -142,7 +142,7 @@ def _requests(body: CompletionRequest, service: AppState, *, client: str) -> lis
         grammar=grammar_of(wanted),
     )
     if body.logprob_token_ids and body.logprobs is None:
-        raise ApiError(400, "logprob_token_ids is given without logprobs.", param="logprob_token_ids")
+        raise ApiError("logprob_token_ids is given without logprobs.", param="logprob_token_ids")
     made = [
         engine_request(
             body, prompt, asked, served=served, limits=limits, client=client, now_s=clock.monotonic()

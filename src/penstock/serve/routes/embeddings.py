@@ -128,7 +128,6 @@ async def score(body: ScoreRequest, request: Request) -> Response:
     ones, others = ([text] if isinstance(text, str) else text for text in (body.text_1, body.text_2))
     if len(ones) not in (1, len(others)):
         raise ApiError(
-            400,
             f"text_1 has {len(ones):,} texts and text_2 {len(others):,}. Give one, or equally many.",
             param="text_1",
         )
@@ -313,14 +312,14 @@ def shortened(vector: Sequence[float], length: int | None, *, lengths: Sequence[
         return list(vector)
     if length > len(vector):
         said = f"The embeddings of this model have {len(vector):,} dimensions (got {length:,})."
-        raise ApiError(400, f"{said} {_FIX}", param="dimensions")
+        raise ApiError(f"{said} {_FIX}", param="dimensions")
     if lengths is not None and length not in lengths:
         said = (
             "The model was not trained for shortened embeddings: its config.json has no is_matryoshka"
             if not lengths
             else f"The model was trained for embeddings of {', '.join(map(str, sorted(lengths)))} dimensions"
         )
-        raise ApiError(400, f"{said} (got {length:,}). {_FIX}", param="dimensions")
+        raise ApiError(f"{said} (got {length:,}). {_FIX}", param="dimensions")
     kept = vector[:length]
     norm = math.hypot(*kept) or 1.0
     return [value / norm for value in kept]

@@ -376,7 +376,6 @@ def turns_of(items: Iterable[InputItem]) -> list[Message]:
             case InputCallOutput():
                 if item.call_id not in names:
                     raise ApiError(
-                        400,
                         f"input has the output of a call {item.call_id!r} that is not before it. Send the "
                         "function_call too: responses are not stored.",
                         param="input",

@@ -59,7 +59,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Text:
 
 def _ids(body: TokenizeRequest, served: ModelInfo) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
-        raise ApiError(400, "Give either prompt or messages.", param="prompt")
+        raise ApiError("Give either prompt or messages.", param="prompt")
     if body.messages is not None:
         return chat_prompt(
             body.messages,
@@ -70,7 +70,6 @@ def _ids(body: TokenizeRequest, served: ModelInfo) -> list[int]:
         )
     if body.tools or body.chat_template_kwargs or ending_of(body) != "asks":
         raise ApiError(
-            400,
             "tools, chat_template_kwargs, add_generation_prompt and continue_final_message need messages.",
             param="messages",
         )

@@ -114,6 +114,6 @@ def test_a_call_that_was_cut_is_the_same_where_nothing_was_sent_of_it():
 def test_an_answer_that_fails_says_why_in_its_last_event():
     made = writer()
     num_events = len(list(made.begin()))
-    event = made.failed(ApiError(504, "It took too long."))
+    event = made.failed(ApiError("It took too long.", status=504))
     assert (event.type, event.sequence_number) == ("response.failed", num_events)
     assert (event.response.status, event.response.error.message) == ("failed", "It took too long.")
