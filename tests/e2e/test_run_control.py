@@ -329,11 +329,6 @@ def looked_into(run, out):
         ),
         (["control", "RUN", "--weights", "web=0.5,"], 2, "--weights takes CORPUS=SHARE (got '')"),
         (["control", "RUN", "--weights", "=0.5"], 2, "--weights takes CORPUS=SHARE (got '=0.5'). Name the"),
-        (
-            ["control", "RUN", "--save", "--timeout", "-1"],
-            2,
-            "--timeout must be 0 or more, and at most 315,360,000 s (ten years) (got -1.0)",
-        ),
         (["control", "RUN", "--weights", "web=0,code=0"], 2, "no other corpus has a share to take the rest"),
         (["control", "RUN", "--at-step", "3"], 2, "--at-step and --reason need a request"),
         (["control", "RUN", "--save", "--at-step", "3"], 2, "at_step needs weights"),

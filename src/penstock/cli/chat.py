@@ -16,10 +16,16 @@ import contextlib
 import io
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.options import add_answer_arguments, alone, params_of
+from penstock.cli.options import (
+    ModelOptions,
+    add_answer_arguments,
+    add_fields,
+    alone,
+    options_of,
+    params_of,
+)
 from penstock.cli.streams import EXIT_USAGE, stream_to_stdout, utf8_text
 from penstock.core.errors import UsageError
 from penstock.engine.request import OutputDelta
@@ -35,7 +41,7 @@ with contextlib.suppress(ImportError):  # not on Windows
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("path", type=Path, metavar="PATH", help="run, checkpoint or Hugging Face folder")
+    add_fields(parser, ModelOptions, "path")
     parser.add_argument("--system", metavar="TEXT", help="instruction before the conversation")
     add_answer_arguments(parser)
 
@@ -47,14 +53,15 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     system = utf8_text(arguments.system or "", name="--system")
     start: list[Message] = [{"role": "system", "content": system}] if system else []
+    path = options_of(arguments, ModelOptions).path
     from penstock.engine.llm import LLM  # torch, which a help text and a refusal do without
 
-    with LLM(arguments.path, alone(arguments)) as llm:
+    with LLM(path, alone(arguments)) as llm:
         llm.thread.engine.check_generates()
         if sys.stdin.isatty():
-            name = arguments.path.resolve().name
+            name = path.resolve().name
             print(
-                f"Talking to {name} ({arguments.path}), {llm.capacity.context:,} tokens at most. "
+                f"Talking to {name} ({path}), {llm.capacity.context:,} tokens at most. "
                 "/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
             )
         return _converse(llm, start, params_of(arguments, llm.default_sampling))

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from penstock.cli.options import add_fields, fields_of
+from penstock.cli.options import add_fields, options_of
 from penstock.core.errors import UsageError
 from penstock.core.listen import is_loopback, open_socket
 from penstock.storage.address import is_remote
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"The console needs packages that are not installed: {', '.join(missing)}",
             fix="Install them with `pip install 'penstock[serve]'`.",
         )
-    options = ConsoleOptions(**fields_of(arguments, ConsoleOptions))
+    options = options_of(arguments, ConsoleOptions)
     folders = arguments.runs or ["runs"]
     for folder in folders:
         if not is_remote(folder) and not Path(folder).is_dir():

@@ -33,13 +33,13 @@ import getpass
 import json
 import os
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from penstock.cli.mixture_table import table
-from penstock.cli.options import add_fields, fields_of, shares, step_range
+from penstock.cli.options import RunOptions, add_fields, fields_of, options_of, shares, step_range
 from penstock.core import clock
-from penstock.core.checks import check_seconds
 from penstock.core.errors import UsageError
 from penstock.core.units import duration
 from penstock.train.control.requests import ControlReply, ControlRequest, job_is_running, read_answer
@@ -49,29 +49,37 @@ from penstock.train.inspect.open_run import mixture_view, open_run
 _LOOK_EVERY_S = 0.05
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlOptions:
+    """Options from which a request is made, and of the wait for its answer."""
+
+    weights: Annotated[tuple[str, ...], "CORPUS=SHARE"] = ()
+    """Share of a corpus, 0 to 1; several with commas; a name with a comma in quotes."""
+    skip: Annotated[str, "FIRST:PAST"] = ""
+    """Skip the samples of these future steps, counted from 1."""
+    timeout_s: float = 600.0
+    """Maximum wait."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="folder of the run")
+    add_fields(parser, RunOptions, "run")
     wanted = parser.add_mutually_exclusive_group()
     add_fields(wanted, ControlRequest, "stop", checkpoint="--save")
-    wanted.add_argument("--weights", action="append", default=[], metavar="CORPUS=SHARE",
-           help="share of a corpus, 0 to 1; several with commas; a name with a comma in quotes")  # fmt: skip
+    add_fields(wanted, ControlOptions, "weights")
     add_fields(wanted, ControlRequest, "batch_size", "islands")
-    wanted.add_argument(
-        "--skip", metavar="FIRST:PAST", help="skip the samples of these future steps, counted from 1"
-    )
+    add_fields(wanted, ControlOptions, "skip")
     add_fields(wanted, ControlRequest, "extend")
     add_fields(parser, ControlRequest, "at_step", "reason")
-    add("--timeout", type=float, default=600.0, metavar="SECONDS", help="maximum wait; default: %(default)s")
-    add("--json", action="store_true", help="print JSON")
+    add_fields(parser, ControlOptions, "timeout_s")
+    add_fields(parser, RunOptions, "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the mixture, or send a request and wait for the reply."""
-    folder, timeout_s, as_json = arguments.run, arguments.timeout, arguments.json
-    check_seconds("--timeout", timeout_s, zero="send, and do not wait")
-    request = _request(arguments)
+    options, of_run = options_of(arguments, ControlOptions), options_of(arguments, RunOptions)
+    folder, as_json = of_run.run, of_run.json
+    request = _request(arguments, options)
     if request is None:
         view = mixture_view(open_run(folder))
         print(json.dumps(view) if as_json else "\n".join(table(view)))
@@ -80,15 +88,15 @@ def run(arguments: argparse.Namespace) -> int:
     if isinstance(sent, str):
         print(json.dumps({"status": "marked", "said": sent}) if as_json else sent)
         return 0
-    return _reply(folder, sent, timeout_s=timeout_s, as_json=as_json)
+    return _reply(folder, sent, timeout_s=options.timeout_s, as_json=as_json)
 
 
-def _request(arguments: argparse.Namespace) -> ControlRequest | None:
+def _request(arguments: argparse.Namespace, options: ControlOptions) -> ControlRequest | None:
     """Return what is asked for; None: nothing, so the mixture is shown."""
-    steps = None if arguments.skip is None else step_range(arguments.skip, option="--skip")
+    steps = step_range(options.skip, option="--skip") if options.skip else None
     fields = {
         **fields_of(arguments, ControlRequest),
-        "weights": shares(arguments.weights, option="--weights") or None,
+        "weights": shares(options.weights, option="--weights") or None,
         "skip_steps": (steps.start, steps.stop) if steps else None,
     }
     notes = {"at_step": fields.pop("at_step"), "reason": fields.pop("reason")}

@@ -19,9 +19,11 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from penstock.cli.options import add_fields, fields_of
+from penstock.cli.options import JobOptions, add_fields, fields_of, options_of
 from penstock.cli.streams import complain, explain
 from penstock.core import env
 from penstock.core.checks import check_seconds
@@ -34,6 +36,22 @@ from penstock.launch.local import run as run_processes
 _STDOUT = Path("-")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorOptions:
+    """Options of the doctor that are not about a check."""
+
+    timeout_s: float = 20.0
+    """Timeout of a message between nodes."""
+    out: Annotated[Path | None, "FILE"] = None
+    """Write the detected machines for penstock plan."""
+    exclude: Annotated[Path | None, "FILE"] = None
+    """Write the hosts to leave out, one a line; may be empty."""
+    checks: Annotated[str, "NAMES"] = ""
+    """Run these checks of a machine alone: gpus,copies. Empty: all."""
+    json: Annotated[Path | None, "[FILE]"] = None
+    """Print JSON instead of text; with FILE: write it there and print text."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_fields(
@@ -44,57 +62,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         networks="--network",
         expected_gpus="--expect-gpus",
     )
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="processes on this machine")
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=20.0,
-        metavar="S",
-        help="timeout of a message between nodes; default: 20",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the detected machines for penstock plan"
-    )
-    parser.add_argument(
-        "--exclude", type=Path, metavar="FILE", help="write the hosts to leave out, one a line; may be empty"
-    )
-    parser.add_argument(
-        "--checks",
-        default="",
-        metavar="NAMES",
-        help="run these checks of a machine alone: gpus,copies; default: all",
-    )
-    parser.add_argument(
-        "--json",
-        nargs="?",
-        type=Path,
-        const=_STDOUT,
-        metavar="FILE",
-        help="print JSON instead of text; with FILE: write it there and print text",
-    )
+    add_fields(parser, JobOptions, "processes")
+    add_fields(parser, DoctorOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the checks and print the report."""
-    given = fields_of(arguments, CheckOptions)
-    for name, limit in (("seconds", given["seconds"]), ("timeout", arguments.timeout)):
-        check_seconds(f"--{name}", limit)
+    given, options = fields_of(arguments, CheckOptions), options_of(arguments, DoctorOptions)
+    processes: int = fields_of(arguments, JobOptions)["processes"]
+    check_seconds("--seconds", given["seconds"])
+    check_seconds("--timeout", options.timeout_s)
     for option in ("out", "exclude", "json"):
-        if path := getattr(arguments, option):
+        if path := getattr(options, option):
             check_folder_of(path, option=f"--{option}")
     if given["store"]:
         from penstock.doctor.checks.object_store import place_of
 
         place_of(given["store"])  # an invalid address is refused before measuring
-    check_processes(arguments.processes)
+    check_processes(processes)
     env.silence_torch()
     import penstock.doctor.run_checks  # torch; imported once, before processes fork
 
-    _check_names(arguments.checks, penstock.doctor.run_checks.CHECKS)
+    only = _check_names(options.checks, penstock.doctor.run_checks.CHECKS)
+    checks = CheckOptions(only=only, **given)
 
-    if arguments.processes == 1:
-        return _examine(arguments)
-    outcome = run_processes(lambda: _examine(arguments), explain, processes=arguments.processes)
+    if processes == 1:
+        return _examine(checks, options)
+    outcome = run_processes(lambda: _examine(checks, options), explain, processes=processes)
     for message in outcome.messages:
         complain(message)
     return outcome.code
@@ -113,30 +107,29 @@ def _check_names(text: str, known: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def _examine(arguments: argparse.Namespace) -> int:
+def _examine(checks: CheckOptions, options: DoctorOptions) -> int:
     from penstock.core.files import write_atomic
     from penstock.doctor.cluster import cluster_of
     from penstock.doctor.outliers import hosts_to_leave_out
     from penstock.doctor.report import as_json, as_text
-    from penstock.doctor.run_checks import CHECKS, examine
+    from penstock.doctor.run_checks import examine
     from penstock.plan.hardware import write
 
-    options = CheckOptions(only=_check_names(arguments.checks, CHECKS), **fields_of(arguments, CheckOptions))
-    report = examine(options, timeout_s=arguments.timeout, on_check=_progress)
+    report = examine(checks, timeout_s=options.timeout_s, on_check=_progress)
     if report is None:
         return 0
-    as_lines = json.dumps(as_json(report)) if arguments.json else ""
-    print(as_lines if arguments.json == _STDOUT else "\n".join(as_text(report)))
-    if arguments.json and arguments.json != _STDOUT:
-        write_atomic(arguments.json, f"{as_lines}\n")
-    if arguments.out:
+    as_lines = json.dumps(as_json(report)) if options.json else ""
+    print(as_lines if options.json == _STDOUT else "\n".join(as_text(report)))
+    if options.json and options.json != _STDOUT:
+        write_atomic(options.json, f"{as_lines}\n")
+    if options.out:
         cluster, assumed = cluster_of(report)
-        write(cluster, arguments.out)
+        write(cluster, options.out)
         for line in assumed:
-            print(f"{arguments.out}: assumed {line}", file=sys.stderr)
-    if arguments.exclude:
+            print(f"{options.out}: assumed {line}", file=sys.stderr)
+    if options.exclude:
         hosts = hosts_to_leave_out(report.outliers)
-        write_atomic(arguments.exclude, "".join(f"{host}\n" for host in hosts))
+        write_atomic(options.exclude, "".join(f"{host}\n" for host in hosts))
     return report.exit_code
 
 

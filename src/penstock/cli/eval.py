@@ -29,16 +29,22 @@ exit codes: 0 done, 1 no model or corpus, a damaged one, or a task failed, 2 wro
 import argparse
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from penstock.cli.options import add_fields, add_ignore_key, fields_of, ignored_keys
+from penstock.cli.options import (
+    Positional,
+    add_fields,
+    add_ignore_key,
+    fields_of,
+    ignored_keys,
+    options_of,
+)
 from penstock.cli.progress import Display
 from penstock.cli.streams import warn
-from penstock.core.dtypes import choice_of
 from penstock.core.errors import UsageError
 from penstock.core.files import write_atomic
 from penstock.engine.config import EngineConfig
@@ -53,78 +59,60 @@ if TYPE_CHECKING:
 
 _NAMED = re.compile(r"([\w.-]+)=(.+)")  # an address or FORMAT:PATH has a colon before any equals sign
 
-_DTYPES = ("float32", "bfloat16")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalOptions:
+    """Options of an evaluation that are neither of text nor how lm-eval judges."""
+
+    path: Annotated[tuple[Path, ...], Positional("PATH")]
+    """Run, checkpoint or Hugging Face folder; or two files of results to compare."""
+    json: bool = False
+    """Print JSON."""
+    tasks: Annotated[tuple[str, ...], "TASK[,TASK]"] = ()
+    """Files, or names, groups and patterns of lm-eval's tasks."""
+    adapter: Annotated[str | None, "[NAME=]FOLDER"] = None
+    """A LoRA adapter of this model, saved by PEFT."""
+    out: Annotated[Path | None, "FILE"] = None
+    """Write the results as JSON."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "path",
-        type=Path,
-        nargs="+",
-        metavar="PATH",
-        help="run, checkpoint or Hugging Face folder; or two files of results to compare",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_fields(parser, EvalOptions, "path", "json")
     add_ignore_key(parser)
-    text = parser.add_argument_group("text")
-    text.add_argument(
-        "--corpus",
-        action="append",
-        default=[],
-        metavar="[NAME=]CORPUS",
-        help="folder, address or FORMAT:PATH[,option=value]; may be repeated",
-    )
-    add_fields(text, TextEvalOptions)
-    text.add_argument(
-        "--compute",
-        type=partial(choice_of, choices=_DTYPES),
-        choices=_DTYPES,
-        help="dtype of the computation; default: that of the run's recipe, else float32",
-    )
+    add_fields(parser.add_argument_group("text"), TextEvalOptions)
     tasks = parser.add_argument_group("tasks")
-    tasks.add_argument(
-        "--tasks",
-        action="append",
-        default=[],
-        metavar="TASK[,TASK]",
-        help="files, or names, groups and patterns of lm-eval's tasks; may be repeated",
-    )
-    add_fields(tasks, EvaluationOptions, *_OPTIONS)
-    tasks.add_argument(
-        "--adapter", metavar="[NAME=]FOLDER", help="a LoRA adapter of this model, saved by PEFT"
-    )
-    tasks.add_argument("--out", type=Path, metavar="FILE", help="write the results as JSON")
+    add_fields(tasks, EvalOptions, "tasks")
+    add_fields(tasks, EvaluationOptions)
+    add_fields(tasks, EvalOptions, "adapter", "out")
     add_fields(
         tasks, EngineConfig, "weights", "activations", "device", "max_context", max_sequences="--batch"
     )
 
 
-_OPTIONS = tuple(field.name for field in fields(EvaluationOptions))
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate; return the exit code."""
-    if len(arguments.path) == 2 and all(path.is_file() for path in arguments.path):
-        return _compare(arguments)
-    if len(arguments.path) != 1:
+    options = options_of(arguments, EvalOptions)
+    if len(options.path) == 2 and all(path.is_file() for path in options.path):
+        return _compare(options)
+    if len(options.path) != 1:
         raise UsageError(
             "One model is evaluated at a time, and two files of results are compared",
-            got=[str(path) for path in arguments.path],
+            got=[str(path) for path in options.path],
             fix="Give one PATH, or two files that --out wrote.",
         )
-    (path,) = arguments.path
-    if arguments.tasks:
-        return _run_tasks(path, arguments)
-    if given := _given_for_tasks(arguments):
+    (path,) = options.path
+    if options.tasks:
+        return _run_tasks(path, arguments, options)
+    if given := _given_for_tasks(arguments, options):
         raise UsageError(f"{given} needs --tasks", fix="Name a task, or leave it out.")
-    return _run_text(path, arguments)
+    return _run_text(path, arguments, as_json=options.json)
 
 
-def _compare(arguments: argparse.Namespace) -> int:
-    first, second = map(read_results, arguments.path)
+def _compare(options: EvalOptions) -> int:
+    first, second = map(read_results, options.path)
     found = differences(first, second)
-    if arguments.json:
+    if options.json:
         print(
             json.dumps(
                 [
@@ -148,26 +136,26 @@ def _compare(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _given_for_tasks(arguments: argparse.Namespace) -> str | None:
+def _given_for_tasks(arguments: argparse.Namespace, options: EvalOptions) -> str | None:
     """Return an option that was given and does nothing without --tasks."""
     for kind in (EvaluationOptions, EngineConfig):
         defaults = kind()
         for name, value in fields_of(arguments, kind).items():
             if value != getattr(defaults, name) and name != "ignored_keys":
                 return f"--{name.replace('_', '-').replace('max-sequences', 'batch')}"
-    return "--out" if arguments.out else "--adapter" if arguments.adapter else None
+    return "--out" if options.out else "--adapter" if options.adapter else None
 
 
-def _run_tasks(path: Path, arguments: argparse.Namespace) -> int:
-    if arguments.corpus or any(fields_of(arguments, TextEvalOptions).values()):
+def _run_tasks(path: Path, arguments: argparse.Namespace, given: EvalOptions) -> int:
+    if any(fields_of(arguments, TextEvalOptions).values()):
         raise UsageError(
             "--tasks and the options of text are two evaluations", fix="Run one, then the other."
         )
-    options = EvaluationOptions(**fields_of(arguments, EvaluationOptions))
-    if arguments.out is not None and not arguments.out.absolute().parent.is_dir():
-        raise UsageError(f"{arguments.out.parent} is not a folder", fix="Create it, or correct --out.")
-    names = [name.strip() for text in arguments.tasks for name in text.split(",") if name.strip()]
-    adapter = _adapter_of(arguments.adapter)
+    options = options_of(arguments, EvaluationOptions)
+    if given.out is not None and not given.out.absolute().parent.is_dir():
+        raise UsageError(f"{given.out.parent} is not a folder", fix="Create it, or correct --out.")
+    names = [name.strip() for text in given.tasks for name in text.split(",") if name.strip()]
+    adapter = _adapter_of(given.adapter)
     from penstock.evaluation.tasks import load_tasks
 
     with Display() as display:
@@ -193,10 +181,10 @@ def _run_tasks(path: Path, arguments: argparse.Namespace) -> int:
                 weights=config.weights,
                 on_progress=display.show,
             )
-    text = json.dumps(results, ensure_ascii=False, indent=None if arguments.json else 2)
-    if arguments.out is not None:
-        write_atomic(arguments.out, json.dumps(results, ensure_ascii=False, indent=2) + "\n")
-    print(text if arguments.json else "\n".join(results_table(results)))
+    text = json.dumps(results, ensure_ascii=False, indent=None if given.json else 2)
+    if given.out is not None:
+        write_atomic(given.out, json.dumps(results, ensure_ascii=False, indent=2) + "\n")
+    print(text if given.json else "\n".join(results_table(results)))
     if results["num_cut"]:
         warn(
             f"{results['num_cut']:,} requests were longer than the model's context of "
@@ -228,7 +216,7 @@ def _adapter_of(given: str | None) -> tuple[str, Path] | None:
     return name, Path(folder)
 
 
-def _run_text(path: Path, arguments: argparse.Namespace) -> int:
+def _run_text(path: Path, arguments: argparse.Namespace, *, as_json: bool) -> int:
     """Score on text."""
     from penstock.train.inspect.offline_eval import (
         is_of_another_tokenizer,
@@ -237,13 +225,13 @@ def _run_text(path: Path, arguments: argparse.Namespace) -> int:
         scores_of,
     )
 
-    recipe = recipe_of(path)
-    compute = arguments.compute or (recipe.compute if recipe else "float32")
+    recipe, wanted = recipe_of(path), options_of(arguments, TextEvalOptions)
+    compute = wanted.compute or (recipe.compute if recipe else "float32")
     opened = open_for_scoring(path, compute=compute, ignored_keys=ignored_keys(arguments))
     scores: dict[str, Score] = {}
     rows = 0
     with Display() as display:
-        for heldout in _texts(path, arguments, opened):
+        for heldout in _texts(path, wanted, opened):
             names = ", ".join(heldout.loader.corpora)
             if is_of_another_tokenizer(opened, heldout):
                 warn(
@@ -255,29 +243,28 @@ def _run_text(path: Path, arguments: argparse.Namespace) -> int:
             rows += heldout.rows
     if not total(scores).tokens:
         raise UsageError("These rows have no token to predict", got=rows, fix="Give more --rows.")
-    if arguments.json:
+    if as_json:
         print(json.dumps(_as_json(path, scores, rows=rows)))
     else:
         print("\n".join(_as_text(scores)))
     return 0
 
 
-def _texts(path: Path, arguments: argparse.Namespace, opened: "OpenedModel") -> Iterator["Heldout"]:
+def _texts(path: Path, wanted: TextEvalOptions, opened: "OpenedModel") -> Iterator["Heldout"]:
     from penstock.train.inspect.offline_eval import own_rows, rows_of
 
-    wanted = TextEvalOptions(**fields_of(arguments, TextEvalOptions))
-    if not arguments.corpus:
+    if not wanted.corpus:
         if wanted.sequence_length or wanted.holdout:
             raise UsageError(
                 "--sequence-length and --holdout need --corpus: without it they are those of the run",
                 fix="Give --corpus, or leave them out.",
             )
         yield own_rows(path, rows=wanted.rows)
-    for name, corpus in _named(arguments.corpus).items():
+    for name, corpus in _named(wanted.corpus).items():
         yield rows_of(name, corpus, wanted, context=opened.model.config.max_position_embeddings)
 
 
-def _named(corpora: list[str]) -> dict[str, str]:
+def _named(corpora: Sequence[str]) -> dict[str, str]:
     """Return the corpora by name: the given one, or the last part of the path.
 
     >>> _named(["data/wiki/", "code=megatron:/m/x_document", "synthetic:tokens=1e6"])

@@ -17,72 +17,78 @@ exit codes: 0 done, 1 no model or a damaged one, or the folder cannot be written
 import argparse
 import json
 import shlex
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, Literal
 
 from penstock.checkpoint.find import SavedCheckpoint, find
 from penstock.checkpoint.hf_folder import ADAPTER_CONFIG, is_adapter, is_hugging_face
 from penstock.checkpoint.layout import Meta
 from penstock.checkpoint.start import find_start, text_folder
-from penstock.cli.options import add_ignore_key, ignored_keys
+from penstock.cli.options import Positional, add_fields, add_ignore_key, ignored_keys, options_of
 from penstock.cli.streams import warn
-from penstock.core.dtypes import choice_of
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import TOKENIZER_FILE
 from penstock.core.units import mib, si
 
-_DTYPES = ("bfloat16", "float32")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """Options of an export."""
+
+    checkpoint: Annotated[Path, Positional("CHECKPOINT")]
+    """Run, checkpoint or folder."""
+    merge: bool = False
+    """Write an adapter's model, not the adapter."""
+    base: Annotated[Path | None, "DIR"] = None
+    """Base of an adapter's folder, if it moved."""
+    step: int | None = None
+    """Checkpoint of a run. None: the newest."""
+    out: Annotated[Path, "DIR"]
+    """New folder; never overwritten."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Dtype of the written weights. None: bfloat16; of adapters, theirs."""
+    ignored_keys: tuple[str, ...] = ()
+    """Values of --ignore-key."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="run, checkpoint or folder")
-    parser.add_argument("--merge", action="store_true", help="write an adapter's model, not the adapter")
-    parser.add_argument("--base", type=Path, metavar="DIR", help="base of an adapter's folder, if it moved")
-    parser.add_argument("--step", type=int, metavar="N", help="checkpoint of a run; default: the newest")
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="new folder; never overwritten"
-    )
-    parser.add_argument(
-        "--dtype",
-        type=partial(choice_of, choices=_DTYPES),
-        choices=_DTYPES,
-        help="dtype of the written weights; default: bfloat16; of adapters, theirs",
-    )
+    names = ("checkpoint", "merge", "base", "step", "out", "dtype")
+    add_fields(parser, ExportOptions, *names)
     add_ignore_key(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Export; return the exit code."""
-    path: Path = arguments.checkpoint
-    saved = _adapter_checkpoint(path, step=arguments.step)
+    options = replace(options_of(arguments, ExportOptions), ignored_keys=ignored_keys(arguments))
+    path = options.checkpoint
+    saved = _adapter_checkpoint(path, step=options.step)
     has_adapter = saved is not None or is_adapter(path)
-    _check(arguments, has_adapter=has_adapter, is_folder=saved is None)
-    if saved is not None and not arguments.merge:
-        return _export_adapter(saved, arguments)
-    return _export_model(arguments, merges=has_adapter and saved is None)
+    _check(options, has_adapter=has_adapter, is_folder=saved is None)
+    if saved is not None and not options.merge:
+        return _export_adapter(saved, options)
+    return _export_model(options, merges=has_adapter and saved is None)
 
 
-def _check(arguments: argparse.Namespace, *, has_adapter: bool, is_folder: bool) -> None:
+def _check(options: ExportOptions, *, has_adapter: bool, is_folder: bool) -> None:
     """Refuse options that do not belong to what is exported."""
-    path = arguments.checkpoint
+    path = options.checkpoint
     if not path.is_dir():
         return  # which whoever opens it says
-    if arguments.merge and not has_adapter:
+    if options.merge and not has_adapter:
         raise UsageError(
             "--merge is for adapters, and this is a model", got=str(path), fix="Leave --merge out."
         )
-    if has_adapter and is_folder and not arguments.merge:
+    if has_adapter and is_folder and not options.merge:
         raise UsageError(
             "This is an adapter's folder already", got=str(path), fix="Add --merge to write its model."
         )
-    if arguments.base is not None and not (has_adapter and is_folder):
+    if options.base is not None and not (has_adapter and is_folder):
+        raise UsageError("--base is for an adapter's folder", got=str(options.base), fix="Leave --base out.")
+    if has_adapter and not options.merge and options.dtype is not None:
         raise UsageError(
-            "--base is for an adapter's folder", got=str(arguments.base), fix="Leave --base out."
-        )
-    if has_adapter and not arguments.merge and arguments.dtype is not None:
-        raise UsageError(
-            "An adapter is written in the dtype in which it was trained", got=f"--dtype {arguments.dtype}",
+            "An adapter is written in the dtype in which it was trained", got=f"--dtype {options.dtype}",
             fix="Leave --dtype out, or add --merge to write its model.",
         )  # fmt: skip
 
@@ -95,7 +101,7 @@ def _adapter_checkpoint(path: Path, *, step: int | None) -> SavedCheckpoint | No
     return None if saved.index().meta.adapter is None else saved
 
 
-def _export_adapter(saved: SavedCheckpoint, arguments: argparse.Namespace) -> int:
+def _export_adapter(saved: SavedCheckpoint, options: ExportOptions) -> int:
     """Write the adapter of a checkpoint as a folder of PEFT; return the exit code."""
     from penstock.checkpoint.adapter_run import read_adapter_tensors
     from penstock.checkpoint.peft import save_adapter
@@ -103,7 +109,7 @@ def _export_adapter(saved: SavedCheckpoint, arguments: argparse.Namespace) -> in
     index = saved.index()
     meta, tensors = index.meta, read_adapter_tensors(saved, index)
     assert meta.adapter is not None, meta
-    tokenizer_path = text_folder(arguments.checkpoint) / TOKENIZER_FILE
+    tokenizer_path = text_folder(options.checkpoint) / TOKENIZER_FILE
     files = {}
     if tokenizer_path.is_file():
         files = tokenizer_files(tokenizer_path, context=meta.model.max_position_embeddings)
@@ -112,19 +118,19 @@ def _export_adapter(saved: SavedCheckpoint, arguments: argparse.Namespace) -> in
         tensors,
         meta.adapter,
         meta.model,
-        arguments.out,
+        options.out,
         base=base,
         base_hash=meta.start_hash,
         extra_files=files,
     )
-    numbers, size = sum(t.numel() for t in tensors.values()), _size(arguments.out)
-    print(f"{arguments.out}: an adapter of {si(numbers)} parameters, {mib(size)}")
+    numbers, size = sum(t.numel() for t in tensors.values()), _size(options.out)
+    print(f"{options.out}: an adapter of {si(numbers)} parameters, {mib(size)}")
     weights = "" if meta.adapter.base == "compute" else f" --weights {meta.adapter.base}"
     if meta.adapter.new_rows:
         print(f"in PEFT, first resize its base: model.resize_token_embeddings({meta.model.vocab_size})")
-    served = f"{shlex.quote(str(base))}{weights} --adapter {shlex.quote(f'NAME={arguments.out}')}"
+    served = f"{shlex.quote(str(base))}{weights} --adapter {shlex.quote(f'NAME={options.out}')}"
     if meta.adapter.saved:
-        run = shlex.quote(str(arguments.checkpoint))
+        run = shlex.quote(str(options.checkpoint))
         print(f"to serve its modules that were trained whole: penstock export {run} --merge --out DIR")
     else:
         print(f"serve it with its base: penstock serve {served}")
@@ -145,7 +151,7 @@ def _size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def _export_model(arguments: argparse.Namespace, *, merges: bool) -> int:
+def _export_model(options: ExportOptions, *, merges: bool) -> int:
     """Write a model; return the exit code.
 
     Args:
@@ -162,17 +168,17 @@ def _export_model(arguments: argparse.Namespace, *, merges: bool) -> int:
         from penstock.checkpoint.adapter_run import open_with_adapter
 
         model, tokenizer_path = open_with_adapter(
-            arguments.checkpoint, base=arguments.base, ignored_keys=ignored_keys(arguments)
+            options.checkpoint, base=options.base, ignored_keys=options.ignored_keys
         )
     else:
         model, tokenizer_path = open_model(
-            arguments.checkpoint, step=arguments.step, ignored_keys=ignored_keys(arguments)
+            options.checkpoint, step=options.step, ignored_keys=options.ignored_keys
         )
-    dtype = arguments.dtype or "bfloat16"
+    dtype = options.dtype or "bfloat16"
     files: dict[str, str] = {}
     eos_id: int | list[int] | None = None
     if tokenizer_path is None:
-        warn(f"{arguments.checkpoint} has no tokenizer.json: the folder will have weights only.")
+        warn(f"{options.checkpoint} has no tokenizer.json: the folder will have weights only.")
     else:
         files = tokenizer_files(tokenizer_path, context=model.config.max_position_embeddings)
         named = end_ids(files)
@@ -180,13 +186,13 @@ def _export_model(arguments: argparse.Namespace, *, merges: bool) -> int:
     save_pretrained(
         model.state_dict(),
         model.config,
-        arguments.out,
+        options.out,
         dtype=getattr(torch, dtype),
         eos_id=eos_id,
         extra_files=files,
     )
-    size = _size(arguments.out)
-    print(f"{arguments.out}: {si(model.config.num_parameters)} parameters in {dtype}, {mib(size)}")
+    size = _size(options.out)
+    print(f"{options.out}: {si(model.config.num_parameters)} parameters in {dtype}, {mib(size)}")
     return 0
 
 

@@ -14,33 +14,39 @@ exit codes: 0 done, 1 no model or a damaged one, or no answer, 2 wrong usage, 13
 import argparse
 import json
 import sys
-from pathlib import Path
 
-from penstock.cli.options import add_answer_arguments, alone, params_of
+from penstock.cli.options import (
+    ModelOptions,
+    add_answer_arguments,
+    add_fields,
+    alone,
+    options_of,
+    params_of,
+)
 from penstock.cli.streams import _not_utf8, stream_to_stdout, utf8_text
 from penstock.engine.request import OutputDelta, Request
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("path", type=Path, metavar="PATH", help="run, checkpoint or Hugging Face folder")
+    add_fields(parser, ModelOptions, "path")
     parser.add_argument(
         "--prompt", required=True, metavar="TEXT", help="text to continue; - reads standard input"
     )
     add_answer_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object when done")
+    add_fields(parser, ModelOptions, "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Generate; return the exit code."""
     params_of(arguments)  # refuses wrong values before the model is opened
-    prompt = _prompt(arguments.prompt)
+    prompt, options = _prompt(arguments.prompt), options_of(arguments, ModelOptions)
     from penstock.engine.llm import LLM  # torch, which a help text and a refusal do without
 
-    with LLM(arguments.path, alone(arguments)) as llm:
+    with LLM(options.path, alone(arguments)) as llm:
         request = llm.request(prompt, params_of(arguments, llm.default_sampling))
         pieces = llm.stream(request)
-        if arguments.json:
+        if options.json:
             record = _record(prompt, request, list(pieces))
             print(json.dumps(record, ensure_ascii=False))
         else:

@@ -15,11 +15,11 @@ exit codes: 0 done, 1 no kernel of an operation is right here, 2 wrong usage
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from penstock.cli.options import add_fields, add_recipe_settings, fields_of, recipe_settings
+from penstock.cli.options import Positional, add_fields, add_recipe_settings, options_of, recipe_settings
 from penstock.cli.streams import note
 from penstock.core import clock
 from penstock.core.files import check_folder_of
@@ -36,18 +36,27 @@ if TYPE_CHECKING:
 _EACH_S, _COSTLY_S = 0.5, 30.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelOptions:
+    """Options of a measurement of kernels."""
+
+    model: Annotated[Path, Positional("MODEL")]
+    """Recipe, run, checkpoint or Hugging Face folder."""
+    processes: int = 1
+    """Processes of the recipe's run."""
+    quick: bool = False
+    """Leave out kernels that must be compiled or take memory."""
+    show: bool = False
+    """Print the kept choice, and measure nothing."""
+    out: Annotated[Path | None, "FILE"] = None
+    """Write the table, for kernels = FILE."""
+    json: bool = False
+    """Print the table as JSON."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "model", type=Path, metavar="MODEL", help="recipe, run, checkpoint or Hugging Face folder"
-    )
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="processes of the recipe's run")
-    parser.add_argument(
-        "--quick", action="store_true", help="leave out kernels that must be compiled or take memory"
-    )
-    parser.add_argument("--show", action="store_true", help="print the kept choice, and measure nothing")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the table, for kernels = FILE")
-    parser.add_argument("--json", action="store_true", help="print the table as JSON")
+    add_fields(parser, KernelOptions)
     add_fields(
         parser.add_argument_group("of serving"),
         EngineConfig,
@@ -58,54 +67,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print and keep."""
-    if arguments.out:
-        check_folder_of(arguments.out, option="--out")
+    options = options_of(arguments, KernelOptions)
+    if options.out:
+        check_folder_of(options.out, option="--out")
     set_up()
     from penstock.devices import accelerator  # torch
     from penstock.devices.kernel_choice import identity_of, keep, measure
 
     device = accelerator.choose()
-    operations = (
-        _of_training(arguments, device) if arguments.model.is_file() else _of_serving(arguments, device)
-    )
+    operations_of = _of_training if options.model.is_file() else _of_serving
+    operations = operations_of(arguments, options, device)
     name, versions = identity_of(device)
     known = kept(name, versions).rows
-    if arguments.show:
+    if options.show:
         rows = {one.key: known[one.key] for one in operations if one.key in known}
         missing = [one.key for one in operations if one.key not in known]
     else:
         missing = []
-        _announce(operations, name, is_quick=arguments.quick)
+        _announce(operations, name, is_quick=options.quick)
         started = clock.monotonic()
-        rows = {one.key: measure(one, device, on_purpose=not arguments.quick) for one in operations}
+        rows = {one.key: measure(one, device, on_purpose=not options.quick) for one in operations}
         note(f"Measured in {clock.monotonic() - started:.1f} s")
     table = KernelTable(device=name, versions=versions, rows=rows)
-    if accelerator.is_accelerator(device) and not arguments.show:
+    if accelerator.is_accelerator(device) and not options.show:
         keep(table)
-    if arguments.out:
-        table.write(arguments.out)
-    print(json.dumps(asdict(table)) if arguments.json else "\n".join(_as_text(table, missing)))
+    if options.out:
+        table.write(options.out)
+    print(json.dumps(asdict(table)) if options.json else "\n".join(_as_text(table, missing)))
     return 0
 
 
-def _of_training(arguments: argparse.Namespace, device: "torch.device") -> "list[Operation[Any]]":
+def _of_training(
+    arguments: argparse.Namespace, options: KernelOptions, device: "torch.device"
+) -> "list[Operation[Any]]":
     from penstock.parallel.layout import layout_of
     from penstock.train.kernels import operations_of
     from penstock.train.resolve.load import build_recipe, read_recipe
 
-    config = build_recipe(read_recipe(arguments.model, recipe_settings(arguments)))
-    return operations_of(config, layout_of(config.parallel, world_size=arguments.processes), device)
+    config = build_recipe(read_recipe(options.model, recipe_settings(arguments)))
+    return operations_of(config, layout_of(config.parallel, world_size=options.processes), device)
 
 
-def _of_serving(arguments: argparse.Namespace, device: "torch.device") -> "list[Operation[Any]]":
+def _of_serving(
+    arguments: argparse.Namespace, options: KernelOptions, device: "torch.device"
+) -> "list[Operation[Any]]":
     import torch
 
     from penstock.engine.kernels import operations_of
     from penstock.engine.model_runner.kv_cache import type_of_pages
     from penstock.engine.model_runner.open import open_config
 
-    config = EngineConfig(**fields_of(arguments, EngineConfig))
-    model = open_config(arguments.model, ignored_keys=config.ignored_keys)
+    config = options_of(arguments, EngineConfig)
+    model = open_config(options.model, ignored_keys=config.ignored_keys)
     dtype = torch.float32 if config.weights == "float32" else torch.bfloat16
     pages = type_of_pages(config.cache, dtype=dtype, head_dim=model.size_of_head)
     return operations_of(model, config, dtype=dtype, pages=pages, device=device)

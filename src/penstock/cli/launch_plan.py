@@ -7,15 +7,16 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from penstock.checkpoint.find import saved_of
 from penstock.checkpoint.layout import INDEX_FILE
 from penstock.cli.options import (
+    JobOptions,
     add_fields,
-    add_oversubscribe,
     add_recipe_settings,
     fields_of,
+    options_of,
     recipe_settings,
 )
 from penstock.core.config import Raw
@@ -59,49 +60,45 @@ class LaunchPlan:
     cluster: Cluster | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """Options of a launch from which fields of `RunSpec` are made."""
+
+    processes: int | None = None
+    """Processes of a node. None: the cluster file's devices, or 1."""
+    name: str = ""
+    """Name of the job. Empty: the run's folder."""
+    cluster: Annotated[str, "NAME|FILE.toml"] = ""
+    """Machines and their price; see `penstock plan`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedOptions:
+    """Options that jobs and servers share."""
+
+    nodes: Annotated[str, "N|MIN:MAX"] = "1"
+    """Nodes; MIN:MAX: nodes may come and go."""
+    env: Annotated[tuple[str, ...], "NAME=VALUE"] = ()
+    """Variable of every process."""
+    secret: Annotated[tuple[str, ...], "NAME=file:PATH|env:NAME|key:SECRET/KEY"] = ()
+    """Variable whose value is read from a file on each node, handed on from this shell (not on Kubernetes),
+    or that of a Secret of Kubernetes."""
+    dry_run: bool = False
+    """Print every file and command, and the ceiling of costs; start nothing."""
+    explain: bool = False
+    """Print each setting with its reason; start nothing."""
+    json: bool = False
+    """With --dry-run or --explain: print JSON."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options that all engines share."""
-    add = parser.add_argument
-    add("recipe", type=Path, help="TOML file; see `penstock recipes`")
+    add_fields(parser, JobOptions, "recipe")
     add_recipe_settings(parser)
-    add(
-        "--processes",
-        type=int,
-        metavar="N",
-        help="processes of a node; default: the cluster file's devices, or 1",
-    )
-    add_oversubscribe(parser)
-    add("--name", default="", metavar="TEXT", help="name of the job; default: the run's folder")
+    add_fields(parser, JobOptions, "oversubscribe")
+    add_fields(parser, LaunchOptions)
     add_fields(parser, RunSpec, "grace_s", "idle_starts", networks="--network")
-    add(
-        "--cluster",
-        default="",
-        metavar="NAME|FILE.toml",
-        help="machines and their price; see `penstock plan`",
-    )
-    add_common(parser)
-
-
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that jobs and servers share."""
-    add = parser.add_argument
-    add("--nodes", default="1", metavar="N|MIN:MAX", help="nodes; MIN:MAX: nodes may come and go; default: 1")
-    add("--env", action="append", default=[], metavar="NAME=VALUE", help="variable of every process")
-    add(
-        "--secret",
-        action="append",
-        default=[],
-        metavar="NAME=file:PATH|env:NAME|key:SECRET/KEY",
-        help="variable whose value is read from a file on each node, handed on from this shell (not on "
-        "Kubernetes), or that of a Secret of Kubernetes",
-    )
-    add(
-        "--dry-run",
-        action="store_true",
-        help="print every file and command, and the ceiling of costs; start nothing",
-    )
-    add("--explain", action="store_true", help="print each setting with its reason; start nothing")
-    add("--json", action="store_true", help="with --dry-run or --explain: print JSON")
+    add_fields(parser, SharedOptions)
 
 
 def planned(arguments: argparse.Namespace, **of_engine: Any) -> LaunchPlan:  # Any: fields of RunSpec
@@ -114,29 +111,32 @@ def planned(arguments: argparse.Namespace, **of_engine: Any) -> LaunchPlan:  # A
     Raises:
         UsageError: the recipe or an option is wrong.
     """
-    raw = read_recipe(arguments.recipe, recipe_settings(arguments))
-    check_no_secret(raw, where=f"The recipe {arguments.recipe}")
+    job, options = options_of(arguments, JobOptions), options_of(arguments, LaunchOptions)
+    shared = options_of(arguments, SharedOptions)
+    raw = read_recipe(job.recipe, recipe_settings(arguments))
+    check_no_secret(raw, where=f"The recipe {job.recipe}")
     tunes = "tune" in raw
     check_command(raw, tunes=tunes)
     build: Callable[[Raw], TrainConfig] = of_engine.pop("build", build_recipe)
     config = build(raw)
-    cluster = cluster_of(arguments.cluster) if arguments.cluster else None
+    cluster = cluster_of(options.cluster) if options.cluster else None
+    devices = cluster.devices_per_node if cluster else 1
     run = Path(config.run.dir).absolute()
     folder = JobFolder(run)
     spec = RunSpec(
-        name=_job_name(arguments.name or run.name),
+        name=_job_name(options.name or run.name),
         command=(
             "tune" if tunes else "train",
             str(folder.path / RECIPE_FILE),
-            *(["--oversubscribe"] if arguments.oversubscribe else []),
+            *(["--oversubscribe"] if job.oversubscribe else []),
         ),
         run_dir=str(run),
         work_dir=str(Path.cwd()),
         python=of_engine.pop("python", sys.executable),
-        environment=environment_of(arguments.env),
-        secrets=secrets_of(arguments.secret),
-        nodes=node_range(arguments.nodes),
-        processes=_processes(arguments.processes, cluster),
+        environment=environment_of(shared.env),
+        secrets=secrets_of(shared.secret),
+        nodes=node_range(shared.nodes),
+        processes=devices if options.processes is None else options.processes,
         storage=_folders(config),
         **fields_of(arguments, RunSpec),
         **of_engine,
@@ -148,12 +148,6 @@ def planned(arguments: argparse.Namespace, **of_engine: Any) -> LaunchPlan:  # A
     return LaunchPlan(
         spec=spec, folder=folder, recipe=toml_text(frozen) + "\n", config=config, cluster=cluster
     )
-
-
-def _processes(asked: int | None, cluster: Cluster | None) -> int:
-    if asked is not None:
-        return asked
-    return cluster.devices_per_node if cluster else 1
 
 
 def check_free(plan: LaunchPlan) -> None:
@@ -296,7 +290,7 @@ def _job_name(text: str) -> str:
 def show(
     plan: LaunchPlan,
     rendered: Rendered,
-    arguments: argparse.Namespace,
+    options: SharedOptions,
     notes: Sequence[str] = (),
     *,
     limit_s: float = 0.0,
@@ -316,7 +310,7 @@ def show(
     )
     device = cluster.device.name if cluster else "device"
     devices = f"{spec.nodes} x {spec.processes} {device}"
-    if arguments.json:
+    if options.json:
         values = {
             "spec": spec.as_json(),
             "files": files_of(plan, rendered),
@@ -331,7 +325,7 @@ def show(
         }
         print(json.dumps(values, indent=1))
         return
-    if arguments.dry_run:
+    if options.dry_run:
         print(replace(rendered, files=files_of(plan, rendered)).as_text())
         print(f"\ndevices: {devices}")
         for line in costs:
@@ -340,8 +334,8 @@ def show(
         print(f"grace: {_grace(spec)}")
         for line in notes:
             print(f"note: {line}")
-    if arguments.explain:
-        if arguments.dry_run:
+    if options.explain:
+        if options.dry_run:
             print()
         for setting in rendered.settings:
             print(str(setting) if setting.value else f"{setting.name}  # {setting.reason}")

@@ -7,10 +7,17 @@ example:
 
 import argparse
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-from penstock.cli.options import add_fields, add_recipe_settings, fields_of, recipe_settings
+from penstock.cli.options import (
+    JobOptions,
+    add_fields,
+    add_recipe_settings,
+    fields_of,
+    options_of,
+    recipe_settings,
+)
 from penstock.cli.streams import explain, note
 from penstock.core.env import silence_torch
 from penstock.core.units import si
@@ -51,6 +58,20 @@ COMMANDS = {"run": "train a few steps of a recipe, and measure the cost of the n
 """Subcommand -> description."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialOptions:
+    """Options of a trial on emulated hosts."""
+
+    latency: Annotated[str, "TIME"] = "0ms"
+    """Latency one way, such as 0.5ms."""
+    processes_per_host: int = 1
+    """Ranks on each host."""
+    steps: int = 5
+    """Steps to train; all but the first are measured."""
+    json: bool = False
+    """Print JSON."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand and its options."""
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -61,55 +82,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("recipe", type=Path, help="TOML file; see `penstock recipes`")
+    add_fields(command, JobOptions, "recipe")
     add_fields(command, Topology, num_hosts="--hosts", num_nics="--nics")
     add_fields(command, Link, "rate")
-    command.add_argument(
-        "--latency", default="0ms", metavar="TIME", help="latency one way, such as 0.5ms; default: none"
-    )
-    command.add_argument(
-        "--processes-per-host", type=int, default=1, metavar="N", help="ranks on each host; default: 1"
-    )
-    command.add_argument(
-        "--steps", type=int, default=5, metavar="N", help="steps to train; default: 5, 4 of them measured"
-    )
+    add_fields(command, TrialOptions, "latency", "processes_per_host", "steps")
     add_recipe_settings(command)
-    command.add_argument("--oversubscribe", action="store_true", help="start more than 4 processes on a core")
-    command.add_argument("--json", action="store_true", help="print JSON")
+    add_fields(command, JobOptions, "oversubscribe")
+    add_fields(command, TrialOptions, "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train on emulated hosts and print the measurements."""
-    recipe = load_recipe(arguments.recipe, recipe_settings(arguments))
+    job, options = options_of(arguments, JobOptions), options_of(arguments, TrialOptions)
+    recipe = load_recipe(job.recipe, recipe_settings(arguments))
     topology = Topology(
         **fields_of(arguments, Topology),
-        link=Link(**fields_of(arguments, Link)),
-        latency_s=parse_latency(arguments.latency),
+        link=options_of(arguments, Link),
+        latency_s=parse_latency(options.latency),
     )
-    ranks = topology.num_hosts * arguments.processes_per_host
-    check_processes(ranks, oversubscribe=arguments.oversubscribe)
+    ranks = topology.num_hosts * options.processes_per_host
+    check_processes(ranks, oversubscribe=job.oversubscribe)
     silence_torch()  # of the store, whose waits begin short
     from penstock.train.emulated import Emulation  # torch; imported once, before processes fork
 
     with emulated(topology) as hosts:
         emulation = Emulation(
             hosts=hosts,
-            processes_per_host=arguments.processes_per_host,
-            steps=arguments.steps,
+            processes_per_host=options.processes_per_host,
+            steps=options.steps,
             shows_progress=True,
         )
         note("Timing unsharded replicas first, then training.")
         measured = emulation.measure(recipe, explain)
-    print(json.dumps(measured.as_json()) if arguments.json else _as_text(measured, topology, arguments))
+    print(json.dumps(measured.as_json()) if options.json else _as_text(measured, topology, options))
     return 0
 
 
-def _as_text(measured: "EmulatedTimes", topology: Topology, arguments: argparse.Namespace) -> str:
-    network = f"NICs: {topology.num_nics} of {topology.link.rate or 'any rate'}, latency: {arguments.latency}"
+def _as_text(measured: "EmulatedTimes", topology: Topology, options: TrialOptions) -> str:
+    rate, latency = topology.link.rate or "any rate", options.latency
+    network = f"NICs: {topology.num_nics} of {rate}, latency: {latency}"
     doubt = "  (other work slowed the replicas: measure on a quiet machine)" if measured.busy > _SOUND else ""
     return "\n".join(
         [
-            f"hosts: {topology.num_hosts}, processes on each: {arguments.processes_per_host}, {network}",
+            f"hosts: {topology.num_hosts}, processes on each: {options.processes_per_host}, {network}",
             f"step     {measured.step_s:.3g} s",
             f"compute  {measured.compute_s:.3g} s",
             f"busy     {measured.busy:.0%}{doubt}",

@@ -20,10 +20,12 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from penstock.cli.launch import kubernetes
+from penstock.cli.options import add_fields, options_of
 from penstock.core import env
 from penstock.core.checks import check_seconds
 from penstock.core.errors import PenstockError, UsageError
@@ -43,33 +45,33 @@ _FLAGS = ("oversubscribe",)
 """The same, of fields that are true or false."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorOptions:
+    """Options of the operator."""
+
+    namespace: Annotated[str, "NAME"] = ""
+    """Namespace to watch. Empty: $PENSTOCK_NAMESPACE."""
+    every_s: float = 5.0
+    """Time between two reconciliations of a run."""
+    lease_s: float = 15.0
+    """Time until another replica takes over from one that is gone."""
+
+    def __post_init__(self) -> None:
+        check_seconds("--every", self.every_s, least=0.1)
+        check_seconds("--lease", self.lease_s, least=1.0)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add = parser.add_argument
-    add("--namespace", default="", metavar="NAME", help="namespace to watch; default: $PENSTOCK_NAMESPACE")
-    add(
-        "--every",
-        type=float,
-        default=5.0,
-        metavar="S",
-        help="seconds between two reconciliations of a run; default: 5",
-    )
-    add(
-        "--lease",
-        type=float,
-        default=15.0,
-        metavar="S",
-        help="seconds until another replica takes over from one that is gone; default: 15",
-    )
+    add_fields(parser, OperatorOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run until a signal."""
-    namespace = arguments.namespace or env.variable("PENSTOCK_NAMESPACE")
+    options = options_of(arguments, OperatorOptions)
+    namespace = options.namespace or env.variable("PENSTOCK_NAMESPACE")
     if not namespace:
         raise UsageError("The operator needs a namespace", fix="Give --namespace, or set PENSTOCK_NAMESPACE.")
-    for name, least in (("every", 0.1), ("lease", 1.0)):
-        check_seconds(f"--{name}", getattr(arguments, name), least=least)
     from penstock.launch.controller.operator_loop import run_operator
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -79,8 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
         namespace,
         plan_of,
         identity=env.variable("PENSTOCK_POD") or f"{socket.gethostname()}-{secrets.token_hex(4)}",
-        every_s=arguments.every,
-        lease_s=arguments.lease,
+        every_s=options.every_s,
+        lease_s=options.lease_s,
     )
 
 

@@ -10,13 +10,13 @@ import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, replace
+from dataclasses import MISSING, dataclass, replace
 from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from penstock.cli.streams import utf8_text
 from penstock.core.checks import MAX_SECONDS
@@ -38,8 +38,65 @@ MODEL_FIELDS = (
 OF_MODEL: Final = argparse.SUPPRESS
 """Default of an option whose value is the model's unless it is given; `fields_of` then leaves it out."""
 
+_Options = TypeVar("_Options")
 _OTHERWISE = re.compile(r"(.*?)[;.,]? ?\b(?:None|False|[Ee]mpty): (.*)")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Positional(str):
+    """Name of a value that needs no option, as in `Annotated[Path, Positional("RUN")]`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """Options of a job that runs a recipe on this machine."""
+
+    recipe: Annotated[Path, Positional("RECIPE")]
+    """TOML file; see `penstock recipes`."""
+    set: Annotated[tuple[str, ...], "SECTION.KEY=VALUE"] = ()
+    """Override a recipe key."""
+    processes: int = 1
+    """Processes on this machine."""
+    oversubscribe: bool = False
+    """Start more than 4 processes on a core, or more than fits into the memory."""
+    dry_run: bool = False
+    """Print the resolved recipe and what follows from it, then stop."""
+    json: bool = False
+    """With --dry-run: print JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Options of a command about one run."""
+
+    run: Annotated[Path, Positional("RUN")]
+    """Folder of the run."""
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusOptions:
+    """Options of a command about one corpus."""
+
+    corpus: Annotated[str, Positional("CORPUS")]
+    """Folder, address, or FORMAT:PATH[,option=value,...]."""
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """Options of a command that opens a model."""
+
+    path: Annotated[Path, Positional("PATH")]
+    """Run, checkpoint or Hugging Face folder."""
+    greedy: bool = False
+    """Always the likeliest token."""
+    adapter: Annotated[Path | None, "FOLDER"] = None
+    """A LoRA adapter of this model."""
+    json: bool = False
+    """Print one JSON object when done."""
 
 
 def add_fields(
@@ -47,6 +104,7 @@ def add_fields(
     kind: type,
     *names: str,
     defaults: Mapping[str, object] | None = None,
+    more: Mapping[str, str] | None = None,
     **options: str,
 ) -> None:
     """Declare options for fields of a dataclass; `fields_of` returns their values.
@@ -55,18 +113,25 @@ def add_fields(
     text below it, in which "None: x" or "Empty: x" tells the default of what has none, and "False: x"
     what `--no-NAME` does where True is the default. A tuple is an option that may be repeated. A float named
     `NAME_s` is the option `--NAME` and takes a time such as 90m; a `Count` takes 10M or 64MiB. A field
-    without default is required. `Annotated[Path, "FILE"]` shows FILE as the value.
+    without default is required. `Annotated[Path, "FILE"]` shows FILE as the value, "[FILE]" one that may be
+    left out, for `-`.
 
     Args:
         names: fields whose options have their names; without any and without `options`, all.
         defaults: field -> default of its option, where that is not the field's.
+        more: field -> end of its help, where a program knows it, such as a list of names.
         options: field -> name of its option, such as `num_heads="--heads"`.
     """
     types, texts = get_type_hints(kind, include_extras=True), field_texts(kind)
     known = {field.name: field.default for field in dataclasses.fields(kind)} | dict(defaults or {})
     for name in (*names, *options) or known:
         is_time = types[name] is float and name.endswith("_s")
-        settings = _argument(seconds if is_time else types[name], known[name], texts[name])
+        text = texts[name].rstrip(".") + (more or {}).get(name, "")
+        settings = _argument(seconds if is_time else types[name], known[name], text)
+        if isinstance(settings.get("metavar"), Positional):
+            settings.pop("required", None)
+            group.add_argument(f"{kind.__name__}.{name}", **settings)
+            continue
         no = "no-" if settings.get("action") == "store_false" else ""
         option = options.get(
             name, f"--{no}{(name.removesuffix('_s') if is_time else name).replace('_', '-')}"
@@ -101,13 +166,15 @@ _METAVARS: dict[Any, str] = {
 
 def _argument(kind: Any, default: object, text: str) -> dict[str, Any]:  # Any: a type; what argparse takes
     text = " ".join(text.split()).rstrip(".").replace("%", "%%")
-    if not text[:2].isupper():
+    if not text[1:2].isupper():
         text = text[0].lower() + text[1:]
     match = _OTHERWISE.fullmatch(text) if kind is bool or not default else None
     text, otherwise = match.groups() if match else (text, "")
     if kind is bool:
         return {"action": f"store_{not default}".lower(), "help": otherwise if default else text}
     settings = _value_settings(kind)
+    if get_origin(_plain(kind)) is tuple and isinstance(settings["metavar"], Positional):
+        return {**settings, "nargs": "+" if default is MISSING else "*", "help": text}
     if get_origin(_plain(kind)) is tuple:
         text += "; may be repeated" + (f"; default: {otherwise}" if otherwise else "")
         return {**settings, "action": "append", "default": [], "help": text}
@@ -132,7 +199,10 @@ def _plain(kind: Any) -> Any:  # Any: a type
 def _value_settings(kind: Any) -> dict[str, Any]:  # Any: a type; what argparse takes
     """Return how the value of an option is read, and how a help text names it."""
     if (plain := _plain(kind)) is not kind:
-        return {**_value_settings(plain), "metavar": get_args(kind)[1]}
+        name, settings = get_args(kind)[1], _value_settings(plain)
+        if re.fullmatch(r"\[\w+]", name):
+            return {**settings, "metavar": name[1:-1], "nargs": "?", "const": settings["type"]("-")}
+        return {**settings, "metavar": name}
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         return {"choices": [*choices], "type": partial(choice_of, choices=choices)}
@@ -151,6 +221,15 @@ def fields_of(arguments: argparse.Namespace, kind: type) -> dict[str, Any]:  # A
         for name, value in vars(arguments).items()
         if name.startswith(mark)
     }
+
+
+def options_of(arguments: argparse.Namespace, kind: type[_Options]) -> _Options:
+    """Return a dataclass of the values of the options that `add_fields` declared for it.
+
+    Raises:
+        UsageError: the dataclass refuses a value.
+    """
+    return kind(**fields_of(arguments, kind))
 
 
 def field_texts(kind: type) -> dict[str, str]:
@@ -279,7 +358,7 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
     drawn = parser.add_mutually_exclusive_group()
     of_model = dict.fromkeys(OF_MODEL_FIELDS, OF_MODEL)
     add_fields(drawn, Sampling, "temperature", defaults=of_model)
-    drawn.add_argument("--greedy", action="store_true", help="always the likeliest token")
+    add_fields(drawn, ModelOptions, "greedy")
     add_fields(
         parser,
         Sampling,
@@ -288,7 +367,7 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
         defaults=of_model,
     )
     engine = parser.add_argument_group("engine")
-    engine.add_argument("--adapter", type=Path, metavar="FOLDER", help="a LoRA adapter of this model")
+    add_fields(engine, ModelOptions, "adapter")
     add_fields(engine, EngineConfig, *MODEL_FIELDS)
     add_ignore_key(engine)
 
@@ -300,19 +379,8 @@ def add_ignore_key(group: argparse._ActionsContainer) -> None:
 
 def add_recipe_settings(parser: argparse.ArgumentParser) -> None:
     """Declare --set and --ignore-key, for all commands that take a recipe."""
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a recipe key"
-    )
+    add_fields(parser, JobOptions, "set")
     add_ignore_key(parser)
-
-
-def add_oversubscribe(parser: argparse.ArgumentParser) -> None:
-    """Declare --oversubscribe, for all commands that start a job."""
-    parser.add_argument(
-        "--oversubscribe",
-        action="store_true",
-        help="start more than 4 processes on a core, or more than fits into the memory",
-    )
 
 
 def ignored_keys(arguments: argparse.Namespace) -> tuple[str, ...]:
@@ -324,7 +392,8 @@ def ignored_keys(arguments: argparse.Namespace) -> tuple[str, ...]:
 def recipe_settings(arguments: argparse.Namespace) -> list[str]:
     """Return the values of --set, with those of --ignore-key as a setting of the recipe."""
     ignored = ignored_keys(arguments)
-    return [*arguments.set, *([f"model.ignored_keys={json.dumps(ignored)}"] if ignored else [])]
+    settings = fields_of(arguments, JobOptions)["set"]
+    return [*settings, *([f"model.ignored_keys={json.dumps(ignored)}"] if ignored else [])]
 
 
 def params_of(arguments: argparse.Namespace, default: Sampling | None = None) -> Params:
@@ -334,16 +403,17 @@ def params_of(arguments: argparse.Namespace, default: Sampling | None = None) ->
         default: sampling of the model, for options that are not given; None: it is not open yet.
     """
     sampling = replace(default or Sampling(), **fields_of(arguments, Sampling))
-    params = Params(**fields_of(arguments, Params))
+    params, options = options_of(arguments, Params), options_of(arguments, ModelOptions)
     return replace(
         params,
-        sampling=replace(sampling, temperature=0.0) if arguments.greedy else sampling,
+        sampling=replace(sampling, temperature=0.0) if options.greedy else sampling,
         stop_texts=tuple(utf8_text(text, name="--stop") for text in params.stop_texts),
-        adapter=None if arguments.adapter is None else _ADAPTER,
+        adapter=None if options.adapter is None else _ADAPTER,
     )
 
 
 def alone(arguments: argparse.Namespace) -> EngineConfig:
     """Return an engine for one person: room for one answer."""
-    adapters = {} if arguments.adapter is None else {_ADAPTER: arguments.adapter}
+    adapter = options_of(arguments, ModelOptions).adapter
+    adapters = {} if adapter is None else {_ADAPTER: adapter}
     return EngineConfig(max_sequences=1, adapters=adapters, **fields_of(arguments, EngineConfig))

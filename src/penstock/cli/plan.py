@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from penstock.cli.options import add_fields, add_recipe_settings, fields_of, recipe_settings
+from penstock.cli.options import add_fields, add_recipe_settings, options_of, recipe_settings
 from penstock.cli.streams import warn
 from penstock.core import config as configs
 from penstock.core.config import Raw
@@ -48,8 +48,12 @@ _LENGTH = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """Options of a plan besides its model, cluster and recipe keys."""
+    """Options of a plan besides recipe keys."""
 
+    model: Annotated[str, "PRESET|RECIPE.toml"]
+    """What to train."""
+    cluster: Annotated[str, "NAME|FILE.toml"]
+    """Where: a file, or one of those that come with Penstock"""
     tokens: Count | None = None
     """Tokens to train on, such as 1T."""
     rows: int | None = None
@@ -80,22 +84,23 @@ class PlanOptions:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     names = ", ".join(cluster_names())
-    parser.add_argument("--model", required=True, metavar="PRESET|RECIPE.toml", help="what to train")
-    parser.add_argument(
-        "--cluster", required=True, metavar="NAME|FILE.toml", help=f"where: a file, or one of {names}"
+    add_fields(
+        parser,
+        PlanOptions,
+        *("model", "cluster", "tokens", "rows", "length"),
+        more={"cluster": f": {names}"},
     )
-    add_fields(parser, PlanOptions, "tokens", "rows", "length")
     add_recipe_settings(parser)
     add_fields(parser, PlanOptions, "headroom", "compress", "out", "explain", "inference", "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan, and print the result."""
-    options = PlanOptions(**fields_of(arguments, PlanOptions))
+    options = options_of(arguments, PlanOptions)
     if options.out:
         check_folder_of(options.out, option="--out")
-    cluster = cluster_of(arguments.cluster)
-    raw = with_settings(_raw(arguments.model, options, cluster), recipe_settings(arguments))
+    cluster = cluster_of(options.cluster)
+    raw = with_settings(_raw(options, cluster), recipe_settings(arguments))
     config = _config_of(raw)
     if options.inference:
         return _generation(config.model, cluster, tokens=config.data.sequence_length, as_json=options.json)
@@ -110,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
         cluster=cluster,
         found=found,
         helps=what_would_help(job, cluster),
-        tokens=tokens if options.tokens or arguments.model.endswith(".toml") else 0,
+        tokens=tokens if options.tokens or options.model.endswith(".toml") else 0,
         steps=config.run.steps,
         epochs=config.run.epochs if config.run.steps and not options.tokens else None,
     )
@@ -162,8 +167,9 @@ def _generation(model: DecoderConfig, cluster: Cluster, *, tokens: int, as_json:
     return 0
 
 
-def _raw(name: str, options: PlanOptions, cluster: Cluster) -> Raw:
+def _raw(options: PlanOptions, cluster: Cluster) -> Raw:
     """Return the values of a recipe, or of one made for a preset."""
+    name = options.model
     if name.endswith(".toml"):
         if options.rows is not None or options.length is not None:
             raise UsageError(

@@ -5,10 +5,11 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from penstock.cli.options import add_fields, fields_of, text_file
+from penstock.cli.options import add_fields, fields_of, options_of, text_file
 from penstock.core import config as configs
 from penstock.core.errors import PackageMissing, PenstockError, UsageError
 from penstock.launch.pod_networks import PodNetworks
@@ -23,6 +24,20 @@ WORK = "/tmp/work"
 """Where relative paths begin in pods without a volume."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodOptions:
+    """Options from which fields of `PodSpec` are made."""
+
+    volume: Annotated[tuple[str, ...], "CLAIM:PATH"] = ()
+    """A PersistentVolumeClaim, and where pods have it."""
+    node_selector: Annotated[tuple[str, ...], "LABEL=VALUE"] = ()
+    """Only nodes with this label get pods."""
+    pod_patch: Annotated[Path | None, "FILE.yaml"] = None
+    """Tolerations, imagePullSecrets, affinity, annotations, labels and resources of the pods."""
+    networks: Annotated[Path | None, "FILE.toml"] = None
+    """Network cards of the pods."""
+
+
 def add_pod_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of pods that jobs and servers share."""
     add_fields(
@@ -32,27 +47,7 @@ def add_pod_arguments(parser: argparse.ArgumentParser) -> None:
         *("service_account", "priority_class"),
         excluded_nodes="--exclude-node",
     )
-    parser.add_argument(
-        "--volume",
-        action="append",
-        default=[],
-        metavar="CLAIM:PATH",
-        help="PersistentVolumeClaim, and where pods have it; may be repeated",
-    )
-    parser.add_argument(
-        "--node-selector",
-        action="append",
-        default=[],
-        metavar="LABEL=VALUE",
-        help="only nodes with this label get pods; may be repeated",
-    )
-    parser.add_argument(
-        "--pod-patch",
-        type=Path,
-        metavar="FILE.yaml",
-        help="tolerations, imagePullSecrets, affinity, annotations, labels and resources of the pods",
-    )
-    parser.add_argument("--networks", type=Path, metavar="FILE.toml", help="network cards of the pods")
+    add_fields(parser, PodOptions)
 
 
 def pod_spec(arguments: argparse.Namespace, code: PodCode | None = None) -> PodSpec:
@@ -61,18 +56,18 @@ def pod_spec(arguments: argparse.Namespace, code: PodCode | None = None) -> PodS
     Raises:
         UsageError: an option is wrong.
     """
-    networks = None
-    if arguments.networks:
-        raw = configs.load_toml(arguments.networks, what="The file of networks")
+    networks, options = None, options_of(arguments, PodOptions)
+    if options.networks:
+        raw = configs.load_toml(options.networks, what="The file of networks")
         networks = configs.build(PodNetworks, raw)
     return PodSpec(
         **fields_of(arguments, PodSpec),
-        volumes=tuple(map(_volume, arguments.volume)),
-        node_selector=tuple(map(_label, arguments.node_selector)),
+        volumes=tuple(map(_volume, options.volume)),
+        node_selector=tuple(map(_label, options.node_selector)),
         code=code,
         network_provider=networks.provider if networks else "nad",
         networks=networks.networks if networks else (),
-        patch=_patch(arguments.pod_patch) if arguments.pod_patch else "",
+        patch=_patch(options.pod_patch) if options.pod_patch else "",
     )
 
 

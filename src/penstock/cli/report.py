@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from penstock.cli.options import add_fields, fields_of
+from penstock.cli.options import add_fields, options_of
 from penstock.cli.streams import warn
 from penstock.core.config import listed_names, parse_json
 from penstock.core.errors import CorpusError, PenstockError, UsageError
@@ -81,24 +81,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page and print its path."""
-    options = ReportOptions(**fields_of(arguments, ReportOptions))
+    options = options_of(arguments, ReportOptions)
     given = dict(map(_reference, options.reference))
     files = [files_of(location) for location in arguments.runs]
     recipes = [_config(each) for each in files]
     out = options.out
     form = _TABLES.get(out.suffix.lower()) if out else None
     if out and form:
-        if given:
-            raise UsageError("--reference is for a page", fix="Leave it out, or end --out in .html.")
-        if options.rows is not None:
-            raise UsageError("--rows is for a page", fix="Leave it out, or end --out in .html.")
+        _refuse_of_one_page(options, "a page", fix="Leave it out, or end --out in .html.")
         _write_table(out, files, metrics=listed_names(options.metrics), form=form)
         print(out)
         return 0
     if options.metrics:
         raise UsageError("--metrics is for CSV and Parquet files", fix="End --out in .csv or .parquet.")
     if len(files) > 1:
-        _check_comparison(options, given, num_runs=len(files))
+        _check_comparison(options, num_runs=len(files))
     elif out is None and files[0].is_stored:
         raise UsageError(
             "A run in an object store needs --out", fix="Name the page to write: --out run.html."
@@ -137,14 +134,18 @@ def _config(run: RunFiles) -> Config:
         return parse_json(file.read(run.stamp(RECIPE_FILE).size), name=f"{run.location}/{RECIPE_FILE}")
 
 
-def _check_comparison(options: ReportOptions, references: dict[str, float], *, num_runs: int) -> None:
+def _refuse_of_one_page(options: ReportOptions, what: str, *, fix: str) -> None:
+    """Refuse options that are for the page of one run."""
+    for option, is_given in (("--rows", options.rows is not None), ("--reference", options.reference)):
+        if is_given:
+            raise UsageError(f"{option} is for {what}", fix=fix)
+
+
+def _check_comparison(options: ReportOptions, *, num_runs: int) -> None:
     """Refuse options that do not fit several runs."""
-    if options.rows is not None:
-        raise UsageError("--rows is for one run only", fix="Leave it out, or give one run.")
+    _refuse_of_one_page(options, "one run only", fix="Leave it out, or give one run.")
     if options.out is None:
         raise UsageError("Several runs need --out", fix="Name the page to write: --out compared.html.")
-    if references:
-        raise UsageError("--reference is for one run only", fix="Leave it out, or give one run.")
     if num_runs > MAX_RUNS:
         raise UsageError(f"{num_runs} runs are too many for one page", fix=f"Give at most {MAX_RUNS}.")
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from penstock.cli.options import MODEL_FIELDS, add_fields, add_ignore_key, fields_of
+from penstock.cli.options import MODEL_FIELDS, ModelOptions, add_fields, add_ignore_key, fields_of, options_of
 from penstock.cli.streams import complain
 from penstock.core import clock, env
 from penstock.core.errors import UsageError
@@ -44,7 +44,7 @@ _PACKAGES = ("fastapi", "uvicorn", "httptools", "prometheus_client")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("path", type=Path, metavar="PATH", help="run, checkpoint or Hugging Face folder")
+    add_fields(parser, ModelOptions, "path")
     add_fields(parser, ServerOptions, "name", "json", "dry_run", "verbose")
     add_options(parser)
 
@@ -56,20 +56,20 @@ def run(arguments: argparse.Namespace) -> int:
             f"Serving needs packages that are not installed: {', '.join(missing)}",
             fix="Install them with `pip install 'penstock[serve]'`.",
         )
-    options = ServerOptions(**fields_of(arguments, ServerOptions))
-    options = replace(options, name=options.name or arguments.path.resolve().name)
-    rules, config = rules_of(options), engine_config_of(arguments, name=options.name)
+    options, path = options_of(arguments, ServerOptions), options_of(arguments, ModelOptions).path
+    options = replace(options, name=options.name or path.resolve().name)
+    rules, config = rules_of(options), engine_config_of(arguments, options)
     limits = ServerLimits(deadline_s=options.deadline_s or None, **fields_of(arguments, ServerLimits))
     set_up(verbose=options.verbose)
     if options.dry_run:
-        return _dry_run(arguments.path, config, options)
+        return _dry_run(path, config, options)
     env.raise_descriptor_limit()
     from penstock.engine.llm import LLM  # torch, which a help text does without
     from penstock.engine.model_runner.open import open_config
     from penstock.serve.app import build_service
     from penstock.serve.state import API_SAMPLING
 
-    with open_socket(options.host, options.port) as sock, LLM(arguments.path, config) as llm:
+    with open_socket(options.host, options.port) as sock, LLM(path, config) as llm:
         service = build_service(
             llm,
             name=options.name,
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
             sampling=API_SAMPLING if options.api_sampling else llm.default_sampling,
             splits_reasoning=options.split_reasoning,
             ignored_keys=open_config(
-                arguments.path, step=config.checkpoint, ignored_keys=config.ignored_keys
+                path, step=config.checkpoint, ignored_keys=config.ignored_keys
             ).ignored_keys,
         )
         started = _started(llm, service, config, host=options.host, port=sock.getsockname()[1])
@@ -192,13 +192,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     engine = parser.add_argument_group("engine")
     add_fields(engine, EngineConfig, "checkpoint", *MODEL_FIELDS, "compile", "tensor_parallel")
     add_ignore_key(engine)
-    engine.add_argument(
-        "--adapter",
-        action="append",
-        default=[],
-        metavar="NAME=FOLDER",
-        help="a LoRA adapter, which requests name as their model; may be repeated",
-    )
+    add_fields(engine, ServerOptions, "adapter")
     add_fields(
         engine,
         EngineConfig,
@@ -243,16 +237,16 @@ def _origin(given: str) -> str:
     return origin
 
 
-def engine_config_of(arguments: argparse.Namespace, *, name: str) -> EngineConfig:
+def engine_config_of(arguments: argparse.Namespace, options: ServerOptions) -> EngineConfig:
     """Return how the engine is built.
 
-    Args:
-        name: name of the model, which no adapter may have.
+    Raises:
+        UsageError: an adapter has no name, or that of the model or of another adapter.
     """
     adapters: dict[str, Path] = {}
-    for given in arguments.adapter:
+    for given in options.adapter:
         adapter, mark, folder = given.partition("=")
-        if not adapter or not mark or adapter in (name, *adapters):
+        if not adapter or not mark or adapter in (options.name, *adapters):
             raise UsageError(
                 "--adapter is NAME=FOLDER, with a name that neither the model has nor another adapter",
                 got=given,

@@ -19,11 +19,18 @@ terminal after saving
 import argparse
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from penstock.cli.options import add_fields, add_ignore_key, fields_of, ignored_keys
+from penstock.cli.options import (
+    ModelOptions,
+    add_fields,
+    add_ignore_key,
+    fields_of,
+    ignored_keys,
+    options_of,
+)
 from penstock.cli.progress import Display
 from penstock.cli.streams import warn
 from penstock.cli.training_job import end_early
@@ -38,19 +45,26 @@ if TYPE_CHECKING:
 _DEFAULT = SpeculatorTraining(steps=1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculatorOptions:
+    """Options of the training of heads that its configuration does not have."""
+
+    data: Annotated[str, "CORPUS"]
+    """Folder, address or FORMAT:PATH[,option=value]."""
+    out: Annotated[Path, "FOLDER"]
+    """Folder for the heads."""
+    sequence_length: int | None = None
+    """Tokens per row. None: the context, at most 512."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("path", type=Path, metavar="PATH", help="run, checkpoint or Hugging Face folder")
-    parser.add_argument(
-        "--data", required=True, metavar="CORPUS", help="folder, address or FORMAT:PATH[,option=value]"
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder for the heads")
+    add_fields(parser, ModelOptions, "path")
+    add_fields(parser, SpeculatorOptions, "data", "out")
     add_fields(parser, SpeculatorTraining, "steps", num_heads="--heads")
     add_fields(parser, SpeculatorTraining, "batch_size", "seed", "inner_dim", "learning_rate")
-    parser.add_argument(
-        "--sequence-length", type=int, metavar="N", help="tokens per row; default: the context, at most 512"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_fields(parser, SpeculatorOptions, "sequence_length")
+    add_fields(parser, ModelOptions, "json")
     add_ignore_key(parser)
 
 
@@ -61,9 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
         accepted = _train(arguments, flag, begin)
     if accepted is None:
         return EXIT_STOPPED
-    if arguments.json:
+    if options_of(arguments, ModelOptions).json:
         steps = fields_of(arguments, SpeculatorTraining)["steps"]
-        print(json.dumps({"out": str(arguments.out), "steps": steps, **asdict(accepted)}))
+        out = options_of(arguments, SpeculatorOptions).out
+        print(json.dumps({"out": str(out), "steps": steps, **asdict(accepted)}))
     else:
         print("\n".join(_as_text(accepted)))
     return 0
@@ -78,19 +93,18 @@ def _train(
     from penstock.train.speculator.run import check, train_speculator
     from penstock.train.speculator.writer import writer
 
-    opened = open_for_scoring(arguments.path, compute="float32", ignored_keys=ignored_keys(arguments))
+    path, options = options_of(arguments, ModelOptions).path, options_of(arguments, SpeculatorOptions)
+    opened = open_for_scoring(path, compute="float32", ignored_keys=ignored_keys(arguments))
     base = opened.model.requires_grad_(False)
-    made_with = open_corpus(arguments.data).manifest.tokenizer
+    made_with = open_corpus(options.data).manifest.tokenizer
     if opened.tokenizer is not None and made_with not in (None, opened.tokenizer.fingerprint):
         warn(
-            f"{arguments.data}: its tokens were made with another tokenizer file than the model's; unless "
+            f"{options.data}: its tokens were made with another tokenizer file than the model's; unless "
             "both cut text alike, the heads learn nothing."
         )
     training = _training(arguments, context=base.config.max_position_embeddings)
-    check(base, arguments.out, training)
-    engine = build_engine(
-        arguments.path, replace(_engine_config(training), ignored_keys=ignored_keys(arguments))
-    )
+    check(base, options.out, training)
+    engine = build_engine(path, replace(_engine_config(training), ignored_keys=ignored_keys(arguments)))
     try:
         with Display() as display:
 
@@ -102,8 +116,8 @@ def _train(
             begin()
             return train_speculator(
                 base,
-                arguments.data,
-                arguments.out,
+                options.data,
+                options.out,
                 training,
                 write=writer(engine, num_tokens=training.own_tokens),
                 stop_requested=lambda: flag.requested_by is not None,
@@ -114,9 +128,10 @@ def _train(
 
 
 def _training(arguments: argparse.Namespace, *, context: int) -> SpeculatorTraining:
+    sequence_length = options_of(arguments, SpeculatorOptions).sequence_length
     return SpeculatorTraining(
         **fields_of(arguments, SpeculatorTraining),
-        sequence_length=arguments.sequence_length or min(_DEFAULT.sequence_length, context),
+        sequence_length=sequence_length or min(_DEFAULT.sequence_length, context),
         prompt_tokens=min(_DEFAULT.prompt_tokens, context // 4),
         own_tokens=min(_DEFAULT.own_tokens, context // 2),
     )

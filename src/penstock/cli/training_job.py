@@ -7,10 +7,9 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import NoReturn
 
-from penstock.cli.options import add_oversubscribe, add_recipe_settings, recipe_settings
+from penstock.cli.options import JobOptions, add_fields, add_recipe_settings, options_of, recipe_settings
 from penstock.cli.streams import complain, explain, note, warn
 from penstock.core import env, log
 from penstock.core.config import Raw
@@ -30,14 +29,9 @@ from penstock.train.resolve.summary import derive
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("recipe", type=Path, help="TOML file; see `penstock recipes`")
+    add_fields(parser, JobOptions, "recipe")
     add_recipe_settings(parser)
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="processes on this machine")
-    add_oversubscribe(parser)
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the resolved recipe and what follows from it, then stop"
-    )
-    parser.add_argument("--json", action="store_true", help="with --dry-run: print JSON")
+    add_fields(parser, JobOptions, "processes", "oversubscribe", "dry_run", "json")
 
 
 def run_recipe(arguments: argparse.Namespace, *, tunes: bool) -> int:
@@ -49,24 +43,24 @@ def run_recipe(arguments: argparse.Namespace, *, tunes: bool) -> int:
     Raises:
         ConfigError: the recipe is for the other command.
     """
-    flag = StopFlag()
-    if not arguments.dry_run:
+    flag, options = StopFlag(), options_of(arguments, JobOptions)
+    if not options.dry_run:
         flag.install(end_early)  # before torch is imported: a scheduler may ask only once
-        check_processes(arguments.processes, oversubscribe=arguments.oversubscribe)
-    raw = read_recipe(arguments.recipe, recipe_settings(arguments))
+        check_processes(options.processes, oversubscribe=options.oversubscribe)
+    raw = read_recipe(options.recipe, recipe_settings(arguments))
     check_command(raw, tunes=tunes)
     config = build_recipe(raw)
-    if arguments.dry_run:
-        return _show(arguments, raw, config)
+    if options.dry_run:
+        return _show(options, raw, config)
     if not config.plan and not may_have_accelerators():
-        _check_memory(arguments, config)
+        _check_memory(options, config)
     from penstock.train.planning.auto import plan_on_ranks  # torch; imported once, before processes fork
     from penstock.train.run import run as train_here
 
     plan = partial(plan_on_ranks, raw, config) if config.plan else None
-    work = partial(train_here, config, flag, plan, oversubscribe=arguments.oversubscribe)
+    work = partial(train_here, config, flag, plan, oversubscribe=options.oversubscribe)
 
-    if arguments.processes == 1 and (env.ranks().world_size > 1 or not config.outer.min_islands):
+    if options.processes == 1 and (env.ranks().world_size > 1 or not config.outer.min_islands):
         code = _ended(work())
         return code if env.ranks().world_size == 1 else _leave(code)
     from penstock.parallel.apply import import_sharing
@@ -76,8 +70,8 @@ def run_recipe(arguments: argparse.Namespace, *, tunes: bool) -> int:
     outcome = run_processes(
         lambda: _ended(work()),
         _with_traceback if arguments.debug else explain,
-        processes=arguments.processes,
-        again=_again(config, processes=arguments.processes),
+        processes=options.processes,
+        again=_again(config, processes=options.processes),
     )
     for message in outcome.messages:
         complain(message)
@@ -97,7 +91,7 @@ def work_of(spec: RunSpec) -> Callable[[], int]:
     add_arguments(parser)
     arguments = parser.parse_args(words)
     arguments.debug = False
-    check_processes(spec.processes, oversubscribe=arguments.oversubscribe)
+    check_processes(spec.processes, oversubscribe=options_of(arguments, JobOptions).oversubscribe)
     env.silence_torch()
     import penstock.train.planning.auto
     import penstock.train.run
@@ -110,15 +104,15 @@ def work_of(spec: RunSpec) -> Callable[[], int]:
     return partial(run_recipe, arguments, tunes=verb == "tune")
 
 
-def _show(arguments: argparse.Namespace, raw: Raw, config: TrainConfig) -> int:
+def _show(options: JobOptions, raw: Raw, config: TrainConfig) -> int:
     """Print a recipe and what follows from it; what this machine would refuse is a warning, as it may run
     on another."""
     if config.plan:
         from penstock.train.planning.auto import planned  # torch
 
-        config = build_recipe(planned(raw, config, world_size=arguments.processes))
-    derived, kernels = derive(config, world_size=arguments.processes), _kernels(arguments, config)
-    if arguments.json:
+        config = build_recipe(planned(raw, config, world_size=options.processes))
+    derived, kernels = derive(config, world_size=options.processes), _kernels(options, config)
+    if options.json:
         print(json.dumps({**derived.as_json(), "kernels": kernels}, indent=1))
     else:
         print(
@@ -127,36 +121,36 @@ def _show(arguments: argparse.Namespace, raw: Raw, config: TrainConfig) -> int:
             )
         )
     try:
-        check_processes(arguments.processes, oversubscribe=arguments.oversubscribe)
+        check_processes(options.processes, oversubscribe=options.oversubscribe)
         if not may_have_accelerators():
-            _check_memory(arguments, config)
+            _check_memory(options, config)
     except UsageError as error:
         warn(f"On this machine it would be refused: {error}")
     return 0
 
 
-def _kernels(arguments: argparse.Namespace, config: TrainConfig) -> dict[str, str]:
+def _kernels(options: JobOptions, config: TrainConfig) -> dict[str, str]:
     """Return the kernels of a run in words, by operation; of a CPU without importing torch for it."""
     if not may_have_accelerators() and config.kernels in (AUTO, REFERENCE):
         return {"all": "the first of each list, on CPUs"}
     from penstock.devices import accelerator  # torch
     from penstock.train.kernels import shown_kernels
 
-    layout = layout_of(config.parallel, world_size=arguments.processes)
+    layout = layout_of(config.parallel, world_size=options.processes)
     return shown_kernels(config, layout, accelerator.choose())
 
 
-def _check_memory(arguments: argparse.Namespace, config: TrainConfig) -> None:
+def _check_memory(options: JobOptions, config: TrainConfig) -> None:
     """Refuse a run on processors that does not fit into this machine, before torch is imported.
 
     Raises:
         ConfigError: it does not.
     """
-    many = arguments.processes > 1
-    here = arguments.processes if many else env.local_world_size()
-    world_size = arguments.processes if many else env.ranks().world_size
+    many = options.processes > 1
+    here = options.processes if many else env.local_world_size()
+    world_size = options.processes if many else env.ranks().world_size
     needed = memory_of(config, world_size=world_size, here=here, on_cpu=True)
-    check_host(needed, here=here, oversubscribe=arguments.oversubscribe)
+    check_host(needed, here=here, oversubscribe=options.oversubscribe)
 
 
 def end_early(_signal: str) -> NoReturn:

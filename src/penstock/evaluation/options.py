@@ -1,7 +1,7 @@
 """Options of an evaluation, on text or on tasks; imports neither torch nor lm-eval."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from penstock.core.checks import check_whole
 from penstock.core.errors import UsageError
@@ -9,8 +9,10 @@ from penstock.core.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextEvalOptions:
-    """Options of an evaluation on text: which rows of a corpus."""
+    """Options of an evaluation on text: which rows of which corpora."""
 
+    corpus: Annotated[tuple[str, ...], "[NAME=]CORPUS"] = ()
+    """Folder, address or FORMAT:PATH[,option=value]."""
     rows: int | None = None
     """At most N rows of each corpus. None: all."""
     sequence_length: Annotated[int | None, "L"] = None
@@ -19,6 +21,8 @@ class TextEvalOptions:
     """Score only the documents that this value of data.holdout holds out.
 
     None: all documents."""
+    compute: Literal["float32", "bfloat16"] | None = None
+    """Dtype of the computation. None: that of the run's recipe, else float32."""
 
     def __post_init__(self) -> None:
         """Raise UsageError for values out of range."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class ServerOptions:
     """Accept requests of other machines without a key."""
     cors: tuple[str, ...] = ()
     """Accept requests of web pages of this origin, such as https://chat.example.com."""
+    adapter: Annotated[tuple[str, ...], "NAME=FOLDER"] = ()
+    """A LoRA adapter, which requests name as their model."""
     api_sampling: bool = False
     """Sampling settings that a request omits take the API's defaults (temperature 1), whatever the model's
     generation_config.json recommends."""

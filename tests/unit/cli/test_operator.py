@@ -82,7 +82,9 @@ LISTS = {
 def test_each_option_of_a_run_is_a_field_of_a_training_run():
     parser = argparse.ArgumentParser(add_help=False)
     kubernetes.add_arguments(parser)
-    options = {action.option_strings[0].removeprefix("--") for action in parser._actions[1:]}
+    options = {
+        action.option_strings[0].removeprefix("--") for action in parser._actions if action.option_strings
+    }
     (version,) = yaml.safe_load(CRD.read_text())["spec"]["versions"]
     fields = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     words = operator.words_of(dict.fromkeys([*operator._OPTIONS, *operator._FLAGS], True), [])
@@ -126,8 +128,17 @@ def test_an_error_that_nobody_foresaw_names_no_folder_that_is_another_at_each_lo
     assert "FileNotFoundError: [Errno 2] No such file or directory: 'more/recipe.toml'" in invalid
 
 
-@pytest.mark.parametrize("option", ["--lease=nan", "--lease=0", "--every=inf", "--every=-1"])
-def test_times_that_are_none_are_refused(option):
+@pytest.mark.parametrize("option", ["--lease=nan", "--every=inf", "--every=-1"])
+def test_what_is_no_time_is_refused(option, capsys):
+    parser = argparse.ArgumentParser()
+    operator.add_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--namespace=a", option])
+    assert "is not a time such as" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--lease=0.9", "--every=0"])
+def test_a_time_that_is_too_short_is_refused(option):
     parser = argparse.ArgumentParser()
     operator.add_arguments(parser)
     with pytest.raises(UsageError, match=r"must be at least .*ten years"):

@@ -2,11 +2,21 @@
 
 import argparse
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
 
-from penstock.cli.options import add_answer_arguments, add_fields, fields_of, params_of, text_file
+from penstock.cli.options import (
+    ModelOptions,
+    Positional,
+    add_answer_arguments,
+    add_fields,
+    fields_of,
+    options_of,
+    params_of,
+    text_file,
+)
 from penstock.core.errors import UsageError
 from penstock.core.units import Count
 from penstock.engine.sampling_params import Sampling
@@ -100,15 +110,55 @@ def test_help_is_the_text_below_the_field(monkeypatch):
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """Values that need no option, and one that may be left out."""
+
+    folder: Annotated[Path, Positional("FOLDER")]
+    """Folder of the files."""
+    names: Annotated[tuple[str, ...], Positional("NAME")] = ()
+    """Their names."""
+    report: Annotated[Path | None, "[FILE]"] = None
+    """Write a report."""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("a", Files(folder=Path("a"))),
+        ("a b c", Files(folder=Path("a"), names=("b", "c"))),
+        ("a --report", Files(folder=Path("a"), report=Path("-"))),
+        ("a --report d", Files(folder=Path("a"), report=Path("d"))),
+    ],
+)
+def test_a_positional_is_a_field_too(words, expected):
+    parser = argparse.ArgumentParser()
+    add_fields(parser, Files, more={"names": ": all of it"})
+    assert options_of(parser.parse_args(words.split()), Files) == expected
+    help_text = " ".join(parser.format_help().split())
+    assert "FOLDER folder of the files" in help_text
+    assert "NAME their names: all of it" in help_text
+    assert "--report [FILE]" in help_text
+
+
+def test_a_positional_that_is_missing_is_named(capsys):
+    parser = argparse.ArgumentParser()
+    add_fields(parser, Files)
+    with pytest.raises(SystemExit):
+        parser.parse_args([])
+    assert "required: FOLDER" in capsys.readouterr().err
+
+
 def test_sampling_that_is_not_given_is_the_models():
     parser = argparse.ArgumentParser()
+    add_fields(parser, ModelOptions, "path")
     add_answer_arguments(parser)
     own = Sampling(temperature=0.6, top_k=20, repetition_penalty=1.1)
-    assert params_of(parser.parse_args([]), own).sampling == own
-    given = parser.parse_args(["--temperature", "0.2", "--seed", "3"])
+    assert params_of(parser.parse_args(["m"]), own).sampling == own
+    given = parser.parse_args(["m", "--temperature", "0.2", "--seed", "3"])
     assert params_of(given, own).sampling == replace(own, temperature=0.2, seed=3)
     assert params_of(given).sampling == Sampling(temperature=0.2, seed=3)
-    assert params_of(parser.parse_args(["--greedy"]), own).sampling == replace(own, temperature=0.0)
+    assert params_of(parser.parse_args(["m", "--greedy"]), own).sampling == replace(own, temperature=0.0)
     assert "default: the model's" in " ".join(parser.format_help().split())
 
 

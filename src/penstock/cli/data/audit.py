@@ -3,8 +3,8 @@
 import argparse
 import json
 from dataclasses import asdict
-from pathlib import Path
 
+from penstock.cli.options import RunOptions, add_fields, options_of
 from penstock.cli.progress import step_bar
 from penstock.core.units import plural
 from penstock.train.inspect.audit import audit
@@ -26,15 +26,15 @@ exit codes: 0 every sample was read once and unchanged, 1 there are faults, 2 no
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_fields(parser, RunOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Audit a run."""
+    options = options_of(arguments, RunOptions)
     with step_bar("audit") as show:
-        result = audit(arguments.run, progress=show)
-    if arguments.json:
+        result = audit(options.run, progress=show)
+    if options.json:
         print(json.dumps(asdict(result), indent=1))
     else:
         starts = plural(len(result.ranks), "time")

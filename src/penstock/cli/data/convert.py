@@ -2,10 +2,13 @@
 
 import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
+from penstock.cli.options import CorpusOptions, add_fields, options_of
 from penstock.cli.progress import Display
-from penstock.core.units import mib, parse_count, plural
+from penstock.core.units import Count, mib, plural
 from penstock.data.tools.convert import SHARD_TOKENS, convert
 
 EPILOG = """\
@@ -21,34 +24,43 @@ exit codes: 0 done, 1 failed, 2 wrong usage
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertOptions:
+    """Options of a conversion."""
+
+    to: Literal["arrow", "megatron"]
+    """Format to write."""
+    out: Annotated[Path, "DIR"]
+    """New folder; must not exist."""
+    shard_tokens: Count = SHARD_TOKENS
+    """Split larger shards; one is held in memory."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    add = parser.add_argument
-    add("corpus", metavar="CORPUS", help="folder, address, or FORMAT:PATH[,option=value,...]")
-    add("--to", choices=("arrow", "megatron"), required=True, help="format to write")
-    add("--out", type=Path, required=True, metavar="DIR", help="new folder; must not exist")
-    add("--shard-tokens", type=parse_count, default=SHARD_TOKENS, metavar="N",
-        help="split larger shards; one is held in memory (default 100M)")  # fmt: skip
-    add("--json", action="store_true", help="print JSON")
+    add_fields(parser, CorpusOptions, "corpus")
+    add_fields(parser, ConvertOptions)
+    add_fields(parser, CorpusOptions, "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert a corpus and print a summary."""
+    options, corpus = options_of(arguments, ConvertOptions), options_of(arguments, CorpusOptions)
     with Display() as display:
         manifest = convert(
-            arguments.corpus,
-            arguments.out,
-            to=arguments.to,
-            shard_tokens=arguments.shard_tokens,
+            corpus.corpus,
+            options.out,
+            to=options.to,
+            shard_tokens=options.shard_tokens,
             on_progress=lambda done, total: display.show("convert", done, total, tokens=done),
         )
     counts = {"tokens": manifest.num_tokens, "documents": manifest.num_documents}
     size = sum(shard.bytes for shard in manifest.shards)
-    if arguments.json:
-        rows = {"corpus": str(arguments.out), **counts, "shards": len(manifest.shards), "bytes": size}
+    if corpus.json:
+        rows = {"corpus": str(options.out), **counts, "shards": len(manifest.shards), "bytes": size}
         print(json.dumps({**rows, "fingerprint": manifest.fingerprint}))
     else:
         documents = plural(manifest.num_documents, "document")
         shards = f"{mib(size)}, shards: {len(manifest.shards):,}"
-        print(f"{arguments.out}: {manifest.num_tokens:,} tokens in {documents}, {shards}.")
+        print(f"{options.out}: {manifest.num_tokens:,} tokens in {documents}, {shards}.")
     return 0

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from penstock.cli.data.prepare import learned_lines, learned_of
+from penstock.cli.options import CorpusOptions, add_fields, options_of
 from penstock.core.units import mib, parse_count, plural
 from penstock.data.corpus.manifest import Manifest
 from penstock.data.tools.describe import Description, TextSample, describe
@@ -32,19 +33,19 @@ exit codes: 0 done, 1 no corpus or a damaged one, 2 wrong usage
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("corpus", metavar="CORPUS", help="folder, address, or FORMAT:PATH[,option=value]")
     parser.add_argument("--rows", type=parse_count, metavar="N",
         help="print N documents whole; of conversations, with the learned tokens in colour")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_fields(parser, CorpusOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the description of a corpus."""
+    options = options_of(arguments, CorpusOptions)
     if arguments.rows is None:
-        found = describe(arguments.corpus)
+        found = describe(options.corpus)
     else:
-        found = describe(arguments.corpus, num_samples=arguments.rows, sample_tokens=_WHOLE_TOKENS)
-    if arguments.json:
+        found = describe(options.corpus, num_samples=arguments.rows, sample_tokens=_WHOLE_TOKENS)
+    if options.json:
         print(json.dumps(as_json(found)))
     elif arguments.rows is None or not any(sample.runs for sample in found.samples):
         print("\n".join(as_text(found)))

@@ -3,11 +3,10 @@
 import argparse
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 from rich.console import Console
 
-from penstock.cli.options import step_range
+from penstock.cli.options import RunOptions, add_fields, options_of, step_range
 from penstock.core.errors import UsageError
 from penstock.train.inspect.open_run import open_run
 
@@ -28,20 +27,21 @@ exit codes: 0 found or not, 1 a corpus or checkpoint cannot be read, 2 unknown r
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+    add_fields(parser, RunOptions, "run")
     parser.add_argument("--document", required=True, metavar="CORPUS:N", help="the document")
     parser.add_argument("--steps", metavar="FIRST:PAST", help="steps to search; default: all of the recipe")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_fields(parser, RunOptions, "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the rows that train on a document."""
+    options = options_of(arguments, RunOptions)
     corpus, _, number = arguments.document.rpartition(":")
     if not corpus or not number.isdecimal():
         raise UsageError(
             "--document takes CORPUS:NUMBER", got=arguments.document, fix="Example: --document web:12345."
         )
-    opened = open_run(arguments.run)
+    opened = open_run(options.run)
     steps = range(1, opened.steps + 1)
     if arguments.steps:
         steps = step_range(arguments.steps, option="--steps")
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         {**asdict(use), "step": use.step + 1, "epoch": use.epoch + 1, "taken": use.step < taken}
         for use in uses
     ]
-    if arguments.json:
+    if options.json:
         print(json.dumps({"document": arguments.document, "steps_taken": taken, "uses": found}))
         return 0
     for use in found[:_SHOWN]:

@@ -3,6 +3,7 @@
 import argparse
 import json
 
+from penstock.cli.options import CorpusOptions, add_fields, options_of
 from penstock.cli.progress import Display
 from penstock.core.units import mib, plural
 from penstock.data.corpus.open import described
@@ -23,20 +24,20 @@ exit codes: 0 done, 1 no corpus or a damaged one, 2 wrong usage
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("corpus", metavar="CORPUS", help="folder, address, or FORMAT:PATH[,option=value,...]")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_fields(parser, CorpusOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Index a corpus and print its counts."""
+    options = options_of(arguments, CorpusOptions)
     with Display() as display:
         _, manifest = described(
-            parse_spec(arguments.corpus), on_progress=lambda done, total: display.show("index", done, total)
+            parse_spec(options.corpus), on_progress=lambda done, total: display.show("index", done, total)
         )
     size = sum(shard.bytes for shard in manifest.shards)
-    if arguments.json:
+    if options.json:
         row = {
-            "corpus": arguments.corpus,
+            "corpus": options.corpus,
             "format": manifest.format,
             "tokens": manifest.num_tokens,
             "documents": manifest.num_documents,
@@ -49,5 +50,5 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(row))
     else:
         counts = f"{manifest.num_tokens:,} tokens in {plural(manifest.num_documents, 'document')}"
-        print(f"{arguments.corpus}: {counts}, {mib(size)}, shards: {len(manifest.shards):,}.")
+        print(f"{options.corpus}: {counts}, {mib(size)}, shards: {len(manifest.shards):,}.")
     return 0

@@ -6,12 +6,12 @@ interrupted continues when the command is run again.
 """
 
 import argparse
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
-from penstock.cli.options import add_ignore_key, ignored_keys
+from penstock.cli.options import CorpusOptions, add_fields, add_ignore_key, ignored_keys, options_of
 from penstock.cli.progress import Display
-from penstock.core.dtypes import choice_of
 from penstock.core.errors import ConfigError, UsageError
 
 EPILOG = """\
@@ -27,45 +27,48 @@ exit codes: 0 done, 1 no model or corpus, or a damaged one, 2 wrong usage
 _LONGEST_ROW = 4096
 _PASS_TOKENS = 8192
 
-_DTYPES = ("float32", "bfloat16")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeachOptions:
+    """Options of a teacher's pass."""
+
+    model: Annotated[Path, "TEACHER"]
+    """Run, checkpoint or Hugging Face folder."""
+    out: Annotated[Path, "DIR"]
+    """New folder; must not exist."""
+    top_k: Annotated[int, "K"] = 20
+    """Most likely tokens to keep."""
+    temperature: Annotated[float, "T"] = 1.0
+    """Divisor of the teacher's logits; the same as tune.temperature."""
+    sequence_length: Annotated[int | None, "L"] = None
+    """Tokens that the teacher sees at once. None: its context, at most 4096."""
+    compute: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the teacher's computation."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < float("inf"):
+            raise UsageError("--temperature must be above 0", got=self.temperature)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    add = parser.add_argument
-    add("corpus", metavar="CORPUS", help="folder, address, or FORMAT:PATH[,option=value,...]")
-    add("--model", type=Path, required=True, metavar="TEACHER", help="run, checkpoint or Hugging Face folder")
-    add("--out", type=Path, required=True, metavar="DIR", help="new folder; must not exist")
-    add("--top-k", type=int, default=20, metavar="K", help="most likely tokens to keep (default 20)")
-    add("--temperature", type=float, default=1.0, metavar="T",
-        help="divisor of the teacher's logits; the same as tune.temperature (default 1)")  # fmt: skip
-    add("--sequence-length", type=int, metavar="L",
-        help="tokens that the teacher sees at once; default: its context, at most 4096")  # fmt: skip
-    add(
-        "--compute",
-        type=partial(choice_of, choices=_DTYPES),
-        choices=_DTYPES,
-        default="float32",
-        help="dtype of the teacher's computation; default: float32",
-    )
+    add_fields(parser, CorpusOptions, "corpus")
+    add_fields(parser, TeachOptions)
     add_ignore_key(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the columns and print a summary."""
+    options = options_of(arguments, TeachOptions)
     from penstock.checkpoint.start import find_start
     from penstock.data.corpus.open import open_corpus
     from penstock.train.inspect.offline_eval import open_for_scoring
     from penstock.train.tune.teacher import teach
 
-    if not 0 < arguments.temperature < float("inf"):
-        raise UsageError("--temperature must be above 0", got=arguments.temperature)
-    corpus = open_corpus(arguments.corpus)
-    opened = open_for_scoring(
-        arguments.model, compute=arguments.compute, ignored_keys=ignored_keys(arguments)
-    )
+    corpus = open_corpus(options_of(arguments, CorpusOptions).corpus)
+    opened = open_for_scoring(options.model, compute=options.compute, ignored_keys=ignored_keys(arguments))
     context = opened.model.config.max_position_embeddings
-    length = arguments.sequence_length or min(context, _LONGEST_ROW)
+    length = options.sequence_length or min(context, _LONGEST_ROW)
     if not 2 <= length <= context:
         raise UsageError(
             f"--sequence-length must be from 2 to the teacher's context of {context:,}", got=length
@@ -82,21 +85,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"{corpus.location} was prepared with another tokenizer than the teacher's",
             got=f"{known[:16]} and {tokenizer.fingerprint[:16]}",
-            fix=f"Prepare it with --tokenizer {arguments.model}, or take a teacher with its tokenizer: this "
+            fix=f"Prepare it with --tokenizer {options.model}, or take a teacher with its tokenizer: this "
             "one reads other text in its token ids.",
         )
     with Display() as display:
         teach(
             corpus,
             opened.model,
-            arguments.out,
-            identity=find_start(arguments.model, ignored_keys=ignored_keys(arguments)).identity,
-            k=arguments.top_k,
-            temperature=arguments.temperature,
+            options.out,
+            identity=find_start(options.model, ignored_keys=ignored_keys(arguments)).identity,
+            k=options.top_k,
+            temperature=options.temperature,
             length=length,
             rows=max(1, _PASS_TOKENS // length),
             device=opened.device,
             progress=lambda done, total: display.show("teach", done, total),
         )
-    print(f"{arguments.out}: the {arguments.top_k} most likely tokens of {corpus.num_tokens:,} tokens.")
+    print(f"{options.out}: the {options.top_k} most likely tokens of {corpus.num_tokens:,} tokens.")
     return 0

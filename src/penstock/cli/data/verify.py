@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from penstock.cli.data.describe import parts_of
+from penstock.cli.options import CorpusOptions, add_fields, options_of
 from penstock.cli.progress import Display
 from penstock.core.errors import UsageError
 from penstock.core.units import mib, plural
@@ -27,43 +28,41 @@ exit codes: 0 sound, 1 faults found (all are listed) or no corpus, 2 wrong usage
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("corpus", metavar="CORPUS", help="folder, address, or FORMAT:PATH[,option=value,...]")
     parser.add_argument(
         "--block-checksums",
         action="store_true",
         help=f"if it is sound, write {FILE}, with which remote readers verify every 16 KiB",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_fields(parser, CorpusOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Verify a corpus; list every fault."""
-    folder = Path(arguments.corpus)
+    options = options_of(arguments, CorpusOptions)
+    folder = Path(options.corpus)
     if arguments.block_checksums and not folder.is_dir():
         raise UsageError(
             "--block-checksums needs a folder of this machine",
-            got=arguments.corpus,
+            got=options.corpus,
             fix="Run it before the upload.",
         )
     with Display() as display:
-        verdict = verify(
-            arguments.corpus, on_progress=lambda done, total: display.show("verify", done, total)
-        )
+        verdict = verify(options.corpus, on_progress=lambda done, total: display.show("verify", done, total))
     manifest, faults = verdict.manifest, verdict.faults
-    if arguments.json:
+    if options.json:
         rows = [{"file": fault.file, "problem": fault.problem} for fault in faults]
-        sound = {"corpus": arguments.corpus, "sound": not faults, "shards": len(manifest.shards)}
+        sound = {"corpus": options.corpus, "sound": not faults, "shards": len(manifest.shards)}
         sound |= {"parts": len(manifest.part_ends), "growing": manifest.streamed_parts == 0}
         print(json.dumps({**sound, "tokens": manifest.num_tokens, "faults": rows}))
     elif faults:
         for fault in faults:
-            print(f"{arguments.corpus.rstrip('/')}/{fault.file}: {fault.problem}")
+            print(f"{options.corpus.rstrip('/')}/{fault.file}: {fault.problem}")
         print(f"{plural(len(faults), 'fault')}. Restore the named files, or prepare again with --restart.")
     else:
         size = sum(shard.bytes for shard in manifest.shards)
         shards = f"shards: {len(manifest.shards):,}{parts_of(manifest)}"
         counts = f"{manifest.num_tokens:,} tokens, {mib(size)}, {shards}"
-        print(f"{arguments.corpus} is sound: {counts}.")
+        print(f"{options.corpus} is sound: {counts}.")
     if arguments.block_checksums and not faults:
         write_block_checksums(folder, [shard.name for shard in manifest.shards])
     return 1 if faults else 0

@@ -2,11 +2,12 @@
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.cli.data.describe import printable
+from penstock.cli.options import RunOptions, add_fields, options_of
 from penstock.core.errors import UsageError
 from penstock.core.files import TOKENIZER_FILE
 from penstock.train.inspect.open_run import OpenRun, open_run
@@ -25,25 +26,36 @@ exit codes: 0 done, 1 a corpus or checkpoint cannot be read, 2 unknown run, step
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhereOptions:
+    """Options of a question about a row."""
+
+    step: int
+    """Step, counted from 1."""
+    row: int = 0
+    """Row of the step, from 0."""
+    full: bool = False
+    """Print the whole text of each piece."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
-    parser.add_argument("--step", type=int, required=True, metavar="N", help="step, counted from 1")
-    parser.add_argument("--row", type=int, default=0, metavar="N", help="row of the step, from 0; default: 0")
-    parser.add_argument("--full", action="store_true", help="print the whole text of each piece")
-    parser.add_argument("--json", action="store_true", help="print JSON, with the whole text")
+    add_fields(parser, RunOptions, "run")
+    add_fields(parser, WhereOptions)
+    add_fields(parser, RunOptions, "json", more={"json": ", with the whole text"})
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the documents in a row."""
-    opened = open_run(arguments.run, fields=ROW_FIELDS)
-    found = explained(opened, arguments.step, arguments.row)
-    if arguments.json:
+    options, of_run = options_of(arguments, WhereOptions), options_of(arguments, RunOptions)
+    opened = open_run(of_run.run, fields=ROW_FIELDS)
+    found = explained(opened, options.step, options.row)
+    if of_run.json:
         print(json.dumps(found))
         return 0
     print(f"step {found['step']:,}, row {found['row']} is sample {found['sample']:,}")
     for piece in found["pieces"]:
-        for line in _as_text(piece, full=arguments.full):
+        for line in _as_text(piece, full=options.full):
             print(line)
     return 0
 

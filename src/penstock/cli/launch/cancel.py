@@ -1,8 +1,8 @@
 """`penstock launch cancel`: stop a launched run for good."""
 
 import argparse
-from pathlib import Path
 
+from penstock.cli.options import RunOptions, add_fields, options_of
 from penstock.launch.engines.engine import ENGINES
 from penstock.launch.job_folder import JobFolder
 
@@ -20,13 +20,13 @@ run was not launched
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+    add_fields(parser, RunOptions, "run")
     parser.add_argument("--now", action="store_true", help="kill it without saving")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Stop the run."""
-    folder = JobFolder(arguments.run.absolute())
+    folder = JobFolder(options_of(arguments, RunOptions).run.absolute())
     job = folder.job()
     print(ENGINES[job.engine].cancel(job, folder, now=arguments.now))
     return 0

@@ -2,13 +2,14 @@
 
 import argparse
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import Annotated
 
 from penstock.cli import launch_plan
-from penstock.cli.launch_plan import LaunchPlan
-from penstock.cli.options import add_fields
+from penstock.cli.launch_plan import LaunchOptions, LaunchPlan, SharedOptions
+from penstock.cli.options import add_fields, options_of
 from penstock.cli.pods import WORK, add_pod_arguments, check_mounted, fitting_name, pod_spec, tried
 from penstock.core.errors import UsageError
 from penstock.launch.pods.code import code_config_map, code_of, packed, upload
@@ -39,26 +40,36 @@ recipe or usage
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeOptions:
+    """Options of the sources of a run."""
+
+    code: Annotated[Path | None, "FOLDER"] = None
+    """Sources that are laid over the image."""
+    code_store: Annotated[str, "URL"] = ""
+    """Object store for sources of more than 1 MiB."""
+
+    def __post_init__(self) -> None:
+        if self.code_store and not self.code:
+            raise UsageError(
+                "--code-store holds the sources of --code, which is missing", got=self.code_store
+            )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     launch_plan.add_arguments(parser)
     add_pod_arguments(parser)
     add_fields(parser, RunSpec, "queue", "time_limit_s", "max_requeues", "ttl_s", "doctor")
     add_fields(parser, PodSpec, "api", "required_topology", "preferred_topology", "network_policy")
-    parser.add_argument("--code", type=Path, metavar="FOLDER", help="sources that are laid over the image")
-    parser.add_argument(
-        "--code-store", default="", metavar="URL", help="object store for sources of more than 1 MiB"
-    )
+    add_fields(parser, CodeOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Submit the run, or show it."""
-    if arguments.code_store and not arguments.code:
-        raise UsageError(
-            "--code-store holds the sources of --code, which is missing", got=arguments.code_store
-        )
-    archive = packed(arguments.code) if arguments.code else b""
-    code = code_of(archive, store=arguments.code_store) if archive else None
+    sources, options = options_of(arguments, CodeOptions), options_of(arguments, SharedOptions)
+    archive = packed(sources.code) if sources.code else b""
+    code = code_of(archive, store=sources.code_store) if archive else None
     plan = plan_of(arguments, code)
     if plan.spec.networks:
         raise UsageError(
@@ -71,12 +82,12 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.launch.engines import kubernetes
     from penstock.launch.engines.kubernetes_api import connect
 
-    if arguments.dry_run or arguments.explain:
+    if options.dry_run or options.explain:
         shown = replace(rendered, objects=(*more, *rendered.objects))
         notes = []
-        if arguments.dry_run:
+        if options.dry_run:
             notes = [tried(namespace, partial(kubernetes.try_run, plan.spec, shown.objects))]
-        launch_plan.show(plan, shown, arguments, notes)
+        launch_plan.show(plan, shown, options, notes)
         return 0
     launch_plan.check_free(plan)
     cluster = connect(namespace)
@@ -101,7 +112,7 @@ def plan_of(arguments: argparse.Namespace, code: PodCode | None = None) -> Launc
         build=build_for_others,
         python="python3",
     )
-    return in_pods(plan, is_named=bool(arguments.name))
+    return in_pods(plan, is_named=bool(options_of(arguments, LaunchOptions).name))
 
 
 def in_pods(plan: LaunchPlan, *, is_named: bool) -> LaunchPlan:

@@ -4,6 +4,8 @@ import argparse
 import sys
 
 from penstock.cli import launch_plan
+from penstock.cli.launch_plan import SharedOptions
+from penstock.cli.options import JobOptions, options_of
 from penstock.cli.streams import explain, note
 from penstock.core import log
 from penstock.core.env import num_cores
@@ -37,11 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the job to its end, or show it."""
     flag = StopFlag().install()  # before torch is imported
-    plan = launch_plan.planned(arguments)
-    if arguments.dry_run or arguments.explain:
-        launch_plan.show(plan, render(plan.spec, cores=num_cores()), arguments)
+    plan, options = launch_plan.planned(arguments), options_of(arguments, SharedOptions)
+    if options.dry_run or options.explain:
+        launch_plan.show(plan, render(plan.spec, cores=num_cores()), options)
         return 0
-    _check_machine(plan, oversubscribe=arguments.oversubscribe)
+    _check_machine(plan, oversubscribe=options_of(arguments, JobOptions).oversubscribe)
     launch_plan.check_free(plan)
     check_node(plan.spec)
     from penstock.cli.training_job import work_of

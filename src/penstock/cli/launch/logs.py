@@ -5,6 +5,7 @@ import codecs
 import sys
 from pathlib import Path
 
+from penstock.cli.options import RunOptions, add_fields, options_of
 from penstock.core import clock
 from penstock.core.errors import PenstockError, UsageError
 from penstock.launch.engines.engine import ENGINES, EngineUnreachable
@@ -28,14 +29,14 @@ _MAX_SILENCE_S = 600.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+    add_fields(parser, RunOptions, "run")
     parser.add_argument("-f", "--follow", action="store_true", help="print new lines until the job ends")
     parser.add_argument("--rank", type=int, default=0, metavar="R", help="rank; default: 0")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the log."""
-    folder = JobFolder(arguments.run.absolute())
+    folder = JobFolder(options_of(arguments, RunOptions).run.absolute())
     job = folder.job()  # raises for a run that was not launched
     if arguments.rank < 0:
         raise UsageError("--rank must be at least 0", got=arguments.rank)

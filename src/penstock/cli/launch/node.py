@@ -3,8 +3,10 @@
 import argparse
 import os
 import sys
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Annotated
 
+from penstock.cli.options import RunOptions, add_fields, options_of
 from penstock.cli.streams import explain
 from penstock.cli.training_job import work_of
 from penstock.launch.job_folder import JobFolder
@@ -20,32 +22,39 @@ row without a new checkpoint
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """Options of a node of a step."""
+
+    attempt: Annotated[str, "NAME"]
+    """Name of the attempt, for its report."""
+    host: Annotated[str, "ADDRESS"] = ""
+    """Address of the rendezvous. Empty: Slurm's."""
+    port: int
+    """Port of the rendezvous."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
-    parser.add_argument(
-        "--attempt", required=True, metavar="NAME", help="name of the attempt, for its report"
-    )
-    parser.add_argument(
-        "--host", default="", metavar="ADDRESS", help="address of the rendezvous; default: Slurm's"
-    )
-    parser.add_argument("--port", type=int, required=True, metavar="N", help="port of the rendezvous")
+    add_fields(parser, RunOptions, "run")
+    add_fields(parser, NodeOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the node to its end."""
     from penstock.launch.engines.slurm_steps import run_node
 
-    folder = JobFolder(arguments.run.absolute())
+    options = options_of(arguments, NodeOptions)
+    folder = JobFolder(options_of(arguments, RunOptions).run.absolute())
     spec = folder.spec()
     code = run_node(
         spec,
         folder,
         work_of(spec),
         explain,
-        attempt=arguments.attempt,
-        host=arguments.host,
-        port=arguments.port,
+        attempt=options.attempt,
+        host=options.host,
+        port=options.port,
     )
     sys.stdout.flush()
     sys.stderr.flush()

@@ -2,9 +2,9 @@
 
 import argparse
 import shlex
-from pathlib import Path
 
 from penstock.cli.launch_plan import RECIPE_FILE, check_sizes
+from penstock.cli.options import RunOptions, add_fields, options_of
 from penstock.core.errors import UsageError
 from penstock.launch.engines.engine import ENGINES
 from penstock.launch.job_folder import JobFolder
@@ -25,7 +25,7 @@ exit codes: 0 requested, 1 refused by the engine, 2 wrong usage, or the recipe c
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+    add_fields(parser, RunOptions, "run")
     parser.add_argument(
         "nodes", metavar="N", help="number of nodes; under Slurm and on Kubernetes also MIN:MAX"
     )
@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask for the nodes."""
-    folder = JobFolder(arguments.run.absolute())
+    run = options_of(arguments, RunOptions).run
+    folder = JobFolder(run.absolute())
     job, spec = folder.job(), folder.spec()
     nodes = node_range(arguments.nodes)
     if job.engine == "local":
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError(
                 "A run on this machine takes one number of nodes",
                 got=arguments.nodes,
-                fix=f"Example: penstock launch resize {shlex.quote(str(arguments.run))} {nodes.most}",
+                fix=f"Example: penstock launch resize {shlex.quote(str(run))} {nodes.most}",
             )
         if spec.nodes.is_elastic and not spec.nodes.least <= nodes.most <= spec.nodes.most:
             raise UsageError(

@@ -2,13 +2,14 @@
 
 import argparse
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
-from penstock.cli import launch_plan
-from penstock.cli.options import add_fields, fields_of
+from penstock.cli.launch_plan import SharedOptions
+from penstock.cli.options import Positional, add_fields, fields_of, options_of
 from penstock.cli.pods import WORK, add_pod_arguments, check_mounted, fitting_name, pod_spec, tried
 from penstock.core.errors import UsageError
 from penstock.launch.render.serving import render_serving
@@ -30,14 +31,21 @@ exit codes: 0 deployed, 1 the cluster refused or cannot be reached, 2 wrong usag
 _LONGEST_NAME = 50
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployOptions:
+    """Options from which fields of `ServingSpec` are made."""
+
+    model: Annotated[Path, Positional("MODEL")]
+    """Folder of the model, in a volume of the pods."""
+    name: str = ""
+    """Name of the server. Empty: the folder's."""
+    server: Annotated[tuple[str, ...], "=OPTION"] = ()
+    """An option of `penstock serve`, such as --server=--insecure."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "model", type=Path, metavar="MODEL", help="folder of the model, in a volume of the pods"
-    )
-    parser.add_argument(
-        "--name", default="", metavar="TEXT", help="name of the server; default: the folder's"
-    )
+    add_fields(parser, DeployOptions, "model", "name")
     add_fields(
         parser,
         ServingSpec,
@@ -46,50 +54,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         waiting_per_pod="--waiting",
         is_kserve="--kserve",
     )
-    parser.add_argument(
-        "--server",
-        action="append",
-        default=[],
-        metavar="=OPTION",
-        help="an option of `penstock serve`, such as --server=--insecure; may be repeated",
-    )
+    add_fields(parser, DeployOptions, "server")
     add_pod_arguments(parser)
-    launch_plan.add_common(parser)
+    add_fields(parser, SharedOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Deploy the server, or show it."""
-    pod = pod_spec(arguments)
-    model = str(PurePosixPath(pod.volumes[0].path if pod.volumes else WORK) / arguments.model)
+    pod, given = pod_spec(arguments), options_of(arguments, DeployOptions)
+    options = options_of(arguments, SharedOptions)
+    model = str(PurePosixPath(pod.volumes[0].path if pod.volumes else WORK) / given.model)
     mounts = [PurePosixPath(volume.path) for volume in pod.volumes]
     check_mounted("model", PurePosixPath(model), mounts, fix="Relative paths begin in the first one.")
     spec = ServingSpec(
-        name=arguments.name or fitting_name(arguments.model.name, _LONGEST_NAME),
+        name=given.name or fitting_name(given.model.name, _LONGEST_NAME),
         model=model,
         python="python3",
         pod=pod,
-        replicas=node_range(arguments.nodes),
-        options=_server_options(arguments),
-        environment=environment_of(arguments.env),
-        secrets=secrets_of(arguments.secret),
+        replicas=node_range(options.nodes),
+        options=_server_options(given.server, secrets=options.secret),
+        environment=environment_of(options.env),
+        secrets=secrets_of(options.secret),
         **fields_of(arguments, ServingSpec),
     )
     rendered = render_serving(spec)
     from penstock.launch.engines import kubernetes
     from penstock.launch.engines.kubernetes_api import connect
 
-    if arguments.dry_run or arguments.explain:
-        if arguments.json:
+    if options.dry_run or options.explain:
+        if options.json:
             settings = [asdict(setting) for setting in rendered.settings]
             print(json.dumps({"objects": list(rendered.objects), "settings": settings}))
             return 0
-        if arguments.dry_run:
+        if options.dry_run:
             print(rendered.as_text())
             print(f"\ndevices: {spec.replicas} x {spec.devices} {pod.device or 'CPU'}")
             print(f"grace: {spec.grace_s:g} s: open answers end within {spec.drain_s:g} s")
             said = tried(pod.namespace, partial(kubernetes.try_objects, rendered.objects))
             print(f"note: {said}")
-        for setting in rendered.settings if arguments.explain else ():
+        for setting in rendered.settings if options.explain else ():
             print(setting)
         return 0
     cluster = connect(pod.namespace)
@@ -99,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _server_options(arguments: argparse.Namespace) -> tuple[str, ...]:
+def _server_options(options: tuple[str, ...], *, secrets: Sequence[str]) -> tuple[str, ...]:
     """Return the options of the server.
 
     Raises:
@@ -108,13 +111,12 @@ def _server_options(arguments: argparse.Namespace) -> tuple[str, ...]:
     """
     from penstock.cli import serve
 
-    options = tuple(arguments.server)
     check_no_secret_in(options, where="--server")
     known = _OptionParser(add_help=False)
     serve.add_arguments(known)
     known.parse_args(["model", *options])
     named = {option.partition("=")[0] for option in options}
-    keys = {secret.partition("=")[0] for secret in arguments.secret}
+    keys = {secret.partition("=")[0] for secret in secrets}
     if not ({"--insecure", "--api-keys"} & named or "PENSTOCK_API_KEY" in keys):
         raise UsageError(
             "A server that other machines reach needs a key",

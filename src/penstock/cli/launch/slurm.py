@@ -3,11 +3,13 @@
 import argparse
 import shlex
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from penstock.cli import launch_plan
-from penstock.cli.options import add_fields, text_file
+from penstock.cli.launch_plan import SharedOptions
+from penstock.cli.options import add_fields, options_of, text_file
 from penstock.cli.streams import warn
 from penstock.core.errors import PenstockError
 from penstock.core.units import duration
@@ -37,6 +39,18 @@ checkpoint
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmOptions:
+    """Options from which the fields of `RunSpec` for Slurm are made."""
+
+    sbatch: Annotated[tuple[str, ...], "=OPTION"] = ()
+    """An #SBATCH option, passed on."""
+    setup: Annotated[Path | None, "FILE"] = None
+    """Shell script that the job reads before it starts anything, such as `module load gcc`."""
+    wrapper: Annotated[str | None, "COMMAND"] = None
+    """Command that runs each node's `python3 -m penstock`, such as `apptainer exec IMAGE`."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     launch_plan.add_arguments(parser)
@@ -47,40 +61,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         defaults={"doctor": "report"},
         queue="--partition",
     )
-    parser.add_argument(
-        "--sbatch",
-        action="append",
-        default=[],
-        metavar="=OPTION",
-        help="an #SBATCH option, passed on; may be repeated",
-    )
-    parser.add_argument(
-        "--setup",
-        type=Path,
-        metavar="FILE",
-        help="shell script that the job reads before it starts anything, such as `module load gcc`",
-    )
-    parser.add_argument(
-        "--wrapper",
-        metavar="COMMAND",
-        help="command that runs each node's `python3 -m penstock`, such as `apptainer exec IMAGE`",
-    )
+    add_fields(parser, SlurmOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Submit the job, or show it."""
+    options, of_slurm = options_of(arguments, SharedOptions), options_of(arguments, SlurmOptions)
     plan = launch_plan.planned(
         arguments,
-        extras=tuple(map(check_extra, arguments.sbatch)),
-        setup=checked_setup(text_file(arguments.setup, option="--setup")) if arguments.setup else "",
-        wrapper=() if arguments.wrapper is None else words_of_wrapper(arguments.wrapper),
+        extras=tuple(map(check_extra, of_slurm.sbatch)),
+        setup=checked_setup(text_file(of_slurm.setup, option="--setup")) if of_slurm.setup else "",
+        wrapper=() if of_slurm.wrapper is None else words_of_wrapper(of_slurm.wrapper),
     )
     rendered = render(plan.spec)
     from penstock.launch.engines import slurm
 
     slurm.check_shell(plan.spec)
     measured = launch_plan.measured(plan.folder.run)
-    if arguments.dry_run:
+    if options.dry_run:
         asked = slurm.asked_partitions(plan.spec, is_tried=True)
         check_partitions(plan.spec, asked)
         notes = [f"sbatch --test-only: {slurm.checked_by_slurm(rendered)}"]
@@ -88,10 +86,10 @@ def run(arguments: argparse.Namespace) -> int:
         if limit_s:
             notes.append(f"the partition ends a start after {duration(limit_s)}: no --time-limit is given")
         notes += filter(None, [preemption_note(asked, **measured)])
-        launch_plan.show(plan, rendered, arguments, notes, limit_s=limit_s)
+        launch_plan.show(plan, rendered, options, notes, limit_s=limit_s)
         return 0
-    if arguments.explain:
-        launch_plan.show(plan, rendered, arguments)
+    if options.explain:
+        launch_plan.show(plan, rendered, options)
         return 0
     launch_plan.check_free(plan)
     check_preemption(slurm.asked_partitions(plan.spec), **measured)

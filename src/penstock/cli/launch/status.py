@@ -3,9 +3,9 @@
 import argparse
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from penstock.cli.options import RunOptions, add_fields, options_of
 from penstock.core.units import plural
 from penstock.launch.engines.engine import ENGINES
 from penstock.launch.job_folder import JobFolder, line_of
@@ -26,17 +26,15 @@ _SHOWN = 12
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
-    parser.add_argument("--json", action="store_true", help="print JSON, with all transitions")
+    add_fields(parser, RunOptions, "run", "json", more={"json": ", with all transitions"})
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the state."""
-    folder = JobFolder(arguments.run.absolute())
+    options = options_of(arguments, RunOptions)
+    folder = JobFolder(options.run.absolute())
     if folder.is_held() and not folder.has_job():
-        print(
-            json.dumps({"status": "STARTING", "is_live": True}) if arguments.json else "the job is starting"
-        )
+        print(json.dumps({"status": "STARTING", "is_live": True}) if options.json else "the job is starting")
         return 0
     job, spec = folder.job(), folder.spec()
     state = ENGINES[job.engine].state(job, folder)
@@ -51,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         said = _said(progress) if printed.progress else "no pod has printed yet how far the run is"
     else:
         said = _said(progress)
-    if arguments.json:
+    if options.json:
         found: dict[str, Any] = {
             "engine": job.engine,
             "job": job.ident,

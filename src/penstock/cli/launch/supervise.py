@@ -1,8 +1,8 @@
 """`penstock launch supervise`: supervise a run inside its allocation."""
 
 import argparse
-from pathlib import Path
 
+from penstock.cli.options import RunOptions, add_fields, options_of
 from penstock.core.signals import StopFlag
 from penstock.launch.job_folder import JobFolder
 
@@ -19,7 +19,7 @@ exit codes: 0 finished, 1 failed, 2 wrong recipe or usage, 75 stopped after savi
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+    add_fields(parser, RunOptions, "run")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -27,5 +27,5 @@ def run(arguments: argparse.Namespace) -> int:
     flag = StopFlag().install()
     from penstock.launch.engines.slurm_steps import supervise
 
-    folder = JobFolder(arguments.run.absolute())
+    folder = JobFolder(options_of(arguments, RunOptions).run.absolute())
     return supervise(folder.spec(), folder, flag)
