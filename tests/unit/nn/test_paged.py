@@ -84,7 +84,7 @@ def test_a_step_writes_its_keys_and_values_to_their_slots_and_nothing_else():
             assert torch.equal(pages.values[block, :, offset], v[0, :, flat[slot]])
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("way", "cells")
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize(
     ("kept", "dtype", "dim"),
@@ -112,7 +112,7 @@ def test_a_neighbour_changes_no_bit(window, kept, dtype, dim):
 LONG = [(1, 700), (1, 256), (1, 257), (1, 3), (130, 600), (60, 60)]  # parts of 256 keys, tiles of 48 rows
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("way", "cells")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 300])
 @pytest.mark.parametrize("heads", [(2, 2), (4, 1)])

@@ -28,6 +28,7 @@ at::Tensor linear(const at::Tensor& given, const at::Tensor& panels, const Optio
 
 TORCH_LIBRARY_FRAGMENT(penstock, m) {
   m.def("multiplies_integers() -> bool", &penstock::multiplies_integers);
+  m.def("use_pairs(bool use) -> bool", &penstock::use_pairs);
   m.def("linear(Tensor x, Tensor panels, Tensor? scales, Tensor? offsets, Tensor? bias, int outputs) -> Tensor");
 }
 

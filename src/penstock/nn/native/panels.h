@@ -39,22 +39,27 @@ struct Sizes {
   }
 };
 
-constexpr int64_t GROUPED = 512 * 1024;  // bytes of panels that stay in the second cache beside some tokens
+constexpr int64_t GROUPED = 512 * 1024;  // bytes of panels that most second caches hold beside some tokens
 
-// Call tile(panel, first token, number of tokens) for all tiles. A group of panels takes one run of tokens after the other:
-// panels are read from memory once, and tokens once for each group. A thread that has to be woken gets tiles of at least
-// half a microsecond's work in sum: waking it costs about as much.
+// How tiles are cut, and in what order: the panels of a group take one run of tokens after the other. In a group of several
+// panels a thread reads tokens once for all of them; a group of one stays in the first cache.
+struct Tiling {
+  int64_t tokens;  // most of a tile
+  int64_t grouped = 1;
+};
+
+// Call tile(panel, first token, number of tokens) for all tiles. A thread that has to be woken gets tiles of at least half a
+// microsecond's work in sum: waking it costs about as much.
 template <class Tile>
-void each_tile(Threads& threads, int64_t most, int64_t tokens, int64_t outputs, int64_t inputs, const Tile& tile) {
-  const int64_t runs = (tokens + most - 1) / most, panels = (outputs + PANEL - 1) / PANEL;
+void each_tile(Threads& threads, Tiling most, int64_t tokens, int64_t outputs, int64_t inputs, const Tile& tile) {
+  const int64_t runs = (tokens + most.tokens - 1) / most.tokens, panels = (outputs + PANEL - 1) / PANEL;
   const int64_t grain = std::max<int64_t>(1, 16384 / (inputs * std::clamp<int64_t>(tokens, 1, MAX_TOKENS)));
-  const int64_t most_grouped = std::max<int64_t>(1, GROUPED / (inputs * PANEL * sizeof(float)));
   threads.each(panels * runs, grain, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
-      const int64_t group = item / (most_grouped * runs) * most_grouped, grouped = std::min(most_grouped, panels - group);
-      const int64_t run = (item - group * runs) / grouped, panel = group + (item - group * runs) % grouped;
+      const int64_t first_panel = item / (most.grouped * runs) * most.grouped, place = item - first_panel * runs;
+      const int64_t grouped = std::min(most.grouped, panels - first_panel), run = place / grouped;
       const int64_t first = tokens * run / runs;
-      tile(panel, first, tokens * (run + 1) / runs - first);
+      tile(first_panel + place % grouped, first, tokens * (run + 1) / runs - first);
     }
   });
 }

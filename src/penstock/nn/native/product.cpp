@@ -15,6 +15,15 @@ bool multiplies_integers() {
 #endif
 }
 
+bool use_pairs(bool use) {
+#ifdef __AVX512BF16__
+  return std::exchange(tile::uses_pairs(), use);
+#else
+  (void)use;
+  return false;
+#endif
+}
+
 bool is_tiled(Numbers type) {
 #ifdef HAS_TILES
   return (type == Numbers::BFLOAT16 || type == Numbers::INT8) && tiles::usable();
@@ -24,12 +33,18 @@ bool is_tiled(Numbers type) {
 #endif
 }
 
+// Whether tiles multiply tokens of type T, which stay as they are.
+template <class T>
+bool takes_tiles(const Matrix& matrix) {
+  return std::is_same_v<T, bf16> && is_tiled(matrix.type);
+}
+
 template <class T>
 int64_t product_bytes(const Matrix& matrix, int64_t tokens) {
 #ifdef HAS_INTEGERS
   if (matrix.offsets) return Tokens::bytes(tokens, matrix.inputs);
 #endif
-  return cell_bytes<T>(tokens, matrix.inputs);
+  return takes_tiles<T>(matrix) ? 0 : cell_bytes<T>(tokens, matrix.inputs);
 }
 
 template <class T>
@@ -44,7 +59,7 @@ void product(Threads& threads, const Matrix& matrix, const T* x, int64_t tokens,
   constexpr Numbers same = std::is_same_v<T, float> ? Numbers::FLOAT : Numbers::BFLOAT16;
 #ifdef HAS_TILES
   if constexpr (same == Numbers::BFLOAT16) {
-    if (is_tiled(matrix.type))
+    if (takes_tiles<T>(matrix))
       return matrix.type == Numbers::INT8 ? multiply_tiled<Numbers::INT8>(threads, matrix, x, tokens, out)
                                           : multiply_tiled<same>(threads, matrix, x, tokens, out);
   }
@@ -58,7 +73,8 @@ template <class T>
 void multiply_panel(const void* panel, const T* x, int64_t stride, int64_t inputs, int64_t tokens, float* sums) {
   constexpr Numbers type = std::is_same_v<T, float> ? Numbers::FLOAT : Numbers::BFLOAT16;
   const Matrix matrix{type, panel, nullptr, nullptr, nullptr, inputs, PANEL};
-  tile::with_cell<T>(tile::pairs_are_fast(), [&](auto cell) {
+  constexpr bool AS_THEY_LIE = true;  // to widen so few tokens takes longer than pairs
+  tile::with_cell<T>(AS_THEY_LIE, [&](auto cell) {
     using Cell = decltype(cell);
     if constexpr (ARE_CELLS<T, Cell>) {
       multiply<type>(matrix, 0, reinterpret_cast<const Cell*>(x), stride / DEPTH<Cell>, tokens, sums);

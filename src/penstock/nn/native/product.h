@@ -10,6 +10,10 @@ namespace penstock {
 // Whether this CPU multiplies bytes, so that rounding tokens to 8 bits for matrices of 8 and 4 gains time.
 bool multiplies_integers();
 
+// Multiply bfloat16 as pairs from now on, or as float32; return which it was. For tests of what other CPUs do: each takes
+// what it multiplies faster. Compiled for CPUs without pairs, it stays float32.
+bool use_pairs(bool use);
+
 // Whether the CPU's matrix tiles compute the products of many tokens.
 bool is_tiled(Numbers type);
 

@@ -1,5 +1,5 @@
-// Products of tokens with panels of any numbers. Tokens stay as they are: what a panel holds is widened to what the CPU
-// multiplies, a `Cell` (tile.h): a float32, or two bfloat16 where tokens are bfloat16 and the CPU multiplies those.
+// Products of tokens with panels of any numbers. What tokens and a panel hold is widened to what the CPU multiplies, a
+// `Cell` (tile.h): a float32, or two bfloat16 where tokens are bfloat16 and the CPU multiplies pairs faster.
 //
 //   up to FEW tokens    cells are widened in registers, and multiplied at once: the time is that of reading memory
 //   more tokens         a block of a panel is widened once for up to MOST_TOKENS, and multiplied from the first cache
@@ -309,7 +309,7 @@ constexpr bool ARE_CELLS = sizeof(T) * DEPTH<Cell> == sizeof(Cell);
 // Bytes of the tokens as cells; 0: they are cells as they lie.
 template <class T>
 int64_t cell_bytes(int64_t tokens, int64_t inputs) {
-  return tile::with_cell<T>(tile::pairs_are_fast(), [&](auto cell) -> int64_t {
+  return tile::with_cell<T>(tile::uses_pairs(), [&](auto cell) -> int64_t {
     return ARE_CELLS<T, decltype(cell)> ? 0 : tokens * inputs * sizeof cell;
   });
 }
@@ -331,11 +331,12 @@ const Cell* cells_of(Threads& threads, const T* x, int64_t tokens, int64_t input
 // out = x matrix + bias; memory has `cell_bytes`.
 template <Numbers type, class T>
 void multiply_wide(Threads& threads, const Matrix& matrix, const T* x, int64_t tokens, T* out, char* memory) {
-  tile::with_cell<T>(tile::pairs_are_fast(), [&](auto cell) {
+  tile::with_cell<T>(tile::uses_pairs(), [&](auto cell) {
     using Cell = decltype(cell);
     const Cell* cells = cells_of<Cell>(threads, x, tokens, matrix.inputs, memory);
     const int64_t stride = matrix.inputs / DEPTH<Cell>;
-    each_tile(threads, MOST_TOKENS, tokens, matrix.outputs, matrix.inputs, [&](int64_t panel, int64_t first, int64_t count) {
+    const int64_t panel_bytes = matrix.inputs / INPUTS<type> * BYTES<type>, grouped = std::max<int64_t>(1, GROUPED / panel_bytes);
+    each_tile(threads, {MOST_TOKENS, grouped}, tokens, matrix.outputs, matrix.inputs, [&](int64_t panel, int64_t first, int64_t count) {
       alignas(64) float sums[MOST_TOKENS * PANEL];
       multiply<type>(matrix, panel, cells + first * stride, stride, count, sums);
       store_sums<type>(matrix, panel, first, count, sums, out);

@@ -50,16 +50,16 @@ struct Product<Pair> {
 };
 #endif
 
-// Whether vectors of pairs are multiplied faster than those of float32. Intel's cores since Sapphire Rapids, whose tiles are
-// for pairs, take two cycles for a vector of pairs, in which they multiply four of float32: products of a 125M model with
-// 128 tokens took 326 ms by pairs and 181 by float32 (Emerald Rapids without AMX, one core, 2026-11-29).
-inline bool pairs_are_fast() {
+// Whether vectors multiply bfloat16 as pairs; tests set it. Intel's cores since Sapphire Rapids, whose tiles are for pairs,
+// take two cycles for a vector of pairs, in which they multiply four of float32. So they multiply float32 wherever no tiles
+// do (ADR 72).
+inline bool& uses_pairs() {
 #ifdef __AVX512BF16__
-  static const bool are_fast = !__builtin_cpu_is("intel") || __builtin_cpu_is("cooperlake");
-  return are_fast;
+  static bool are_faster = !__builtin_cpu_is("intel") || __builtin_cpu_is("cooperlake");
 #else
-  return false;
+  static bool are_faster = false;
 #endif
+  return are_faster;
 }
 
 // ROWS x WIDE vectors of c at once: 6 x 4 of 32 registers and 4 more for b, or 6 x 2 of 16 and 2 more.
@@ -91,12 +91,12 @@ inline void multiply_columns(const Cell* a, int64_t a_stride, const Cell* b, int
     multiply_block<1, WIDE>(a + i * a_stride, a_stride, b, b_stride, c + i * c_stride, c_stride, depth);
 }
 
-// Whether `multiply` is fastest with pairs: by tiles or by vectors.
+// Whether `multiply` takes pairs: by tiles or by vectors.
 inline bool multiplies_pairs() {
 #ifdef HAS_TILES
   if (tiles::usable()) return true;
 #endif
-  return pairs_are_fast();
+  return uses_pairs();
 }
 
 // columns is a multiple of LANES; strides count cells, and floats for c.
@@ -121,7 +121,7 @@ void multiply(const Cell* a, int64_t a_stride, const Cell* b, int64_t b_stride, 
 
 // ---- how rows in memory become cells
 
-// Return body(cell), with a cell of what this CPU multiplies numbers of type T as: pairs or float32.
+// Return body(cell), with a cell of what numbers of type T are multiplied as: pairs, where they can be, or float32.
 template <class T, class Body>
 auto with_cell(bool is_paired, const Body& body) {
 #ifdef __AVX512BF16__
