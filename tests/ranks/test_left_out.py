@@ -53,10 +53,19 @@ def test_a_run_that_starts_over_leaves_out_nothing(tmp_path):
     assert not (tmp_path / LEFT_OUT_FILE).exists()
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"rewinds": [{"to_step": 7, "samples": [1]}]}'])
-def test_a_damaged_file_is_refused_with_what_to_do(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "it is not valid JSON"),
+        ("[]", "it must contain a JSON object"),
+        ("{}", "Missing key rewinds"),
+        ('{"rewinds": [{"to_step": 7, "samples": [1]}]}', r"rewinds\[0\].samples must be a list of 2"),
+    ],
+)
+def test_a_damaged_file_is_refused_with_what_to_do(tmp_path, content, why):
     (tmp_path / LEFT_OUT_FILE).write_text(content)
     with pytest.raises(
-        PenstockError, match=r"left-out.json, the record of rewinds, .* Restore it, or remove it if"
+        PenstockError,
+        match=rf"The record of rewinds .*left-out.json is damaged: {why}.* Restore it, or remove it if",
     ):
         read_left_out(tmp_path)

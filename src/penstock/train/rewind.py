@@ -17,7 +17,7 @@ import torch.distributed as dist
 from penstock.checkpoint.find import SavedCheckpoint
 from penstock.checkpoint.layout import step_of
 from penstock.core import config as configs
-from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.errors import ConfigError, PenstockError, damaged
 from penstock.core.files import write_json
 from penstock.core.log import EventLog
 from penstock.data import Loader
@@ -106,7 +106,7 @@ class SkippedRange:
 class Rewinds:
     """The file of a run's rewinds, in order."""
 
-    rewinds: tuple[SkippedRange, ...] = ()
+    rewinds: tuple[SkippedRange, ...]
 
 
 def note_rewind(folder: Path, *, to: int) -> None:
@@ -140,9 +140,9 @@ def read_left_out(folder: Path) -> tuple[SkippedRange, ...]:
         return ()
     try:
         return configs.build(Rewinds, configs.load_json(path)).rewinds
-    except ConfigError:
+    except ConfigError as error:
         raise PenstockError(
-            f"{path}, the record of rewinds, is damaged",
+            f"The record of rewinds {damaged(path, error)}",
             fix="Restore it, or remove it if a checkpoint was saved since the last rewind.",
         ) from None
 
