@@ -1,4 +1,4 @@
-"""A file that is not what it says it is: found by its reader, told in one error that names the file."""
+"""Damaged files: what their readers raise, and the one error that names the file."""
 
 import struct
 import sys
@@ -9,7 +9,11 @@ from penstock.core.errors import CorpusError
 
 
 class Malformed(ValueError):
-    """Metadata of a file that contradicts itself or the file."""
+    """What makes a file, or the rest of it, unreadable: truncated, altered, or of another format.
+
+    The message does not name the file. `reading` names it for token shards. `data prepare` catches it for
+    inputs, and rejects the rows that are left.
+    """
 
 
 @contextmanager
