@@ -7,6 +7,7 @@ source text, routes from the server's OpenAPI document, metrics from their table
 
 import argparse
 import ast
+import copy
 import dataclasses
 import importlib
 import inspect
@@ -653,7 +654,7 @@ def class_text(node: ast.ClassDef) -> Iterator[str]:
         yield code(signature(node.name, made), "python")
     yield prose(ast.get_docstring(node) or "") + "\n"
     rows = [
-        (f"`{name}`", f"`{ast.unparse(field.annotation)}`".replace("|", "\\|"), value_of(field), cell(text))
+        (f"`{name}`", f"`{annotation(field.annotation)}`".replace("|", "\\|"), value_of(field), cell(text))
         for name, field, text in fields_of(node)
     ]
     yield table(("field", "type", "default", "meaning"), rows)
@@ -666,7 +667,7 @@ def class_text(node: ast.ClassDef) -> Iterator[str]:
         is_property = bool(marks & {"property", "cached_property"})
         yield f"### {node.name}.{method.name}\n"
         if is_property:
-            yield code(f"{method.name}: {ast.unparse(method.returns or ast.Constant(None))}", "python")
+            yield code(f"{method.name}: {annotation(method.returns or ast.Constant(None))}", "python")
         else:
             yield code(signature(method.name, method), "python")
         yield prose(ast.get_docstring(method) or "") + "\n"
@@ -712,19 +713,43 @@ def signature(name: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     each += [argument(one, value) for one, value in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
     each += [f"**{argument(given.kwarg)}"] if given.kwarg else []
     start = "async " if isinstance(node, ast.AsyncFunctionDef) else ""
-    end = "" if node.returns is None or node.name == "__init__" else f" -> {ast.unparse(node.returns)}"
+    end = "" if node.returns is None or node.name == "__init__" else f" -> {annotation(node.returns)}"
     line = f"{start}{name}({', '.join(each)}){end}"
     lines = [f"{start}{name}(", *(f"    {one}," for one in each), f"){end}"]
     return line if len(line) <= 100 else "\n".join(lines)
 
 
 def argument(given: ast.arg, default: ast.expr | None = None) -> str:
-    """Return an argument with its type, which the source may have in quotes, and default."""
-    if isinstance(given.annotation, ast.Constant):
-        given = ast.arg(given.arg, ast.parse(str(given.annotation.value), mode="eval").body)
+    """Return an argument with its type and default."""
+    text = f"{given.arg}: {annotation(given.annotation)}" if given.annotation else given.arg
     if default is None:
-        return ast.unparse(given)
-    return f"{ast.unparse(given)}{' = ' if given.annotation else '='}{ast.unparse(default)}"
+        return text
+    return f"{text}{' = ' if given.annotation else '='}{ast.unparse(default)}"
+
+
+def annotation(node: ast.expr) -> str:
+    """Return a type without the quotes of forward references.
+
+    >>> annotation(ast.parse("Iterator['Loader'] | Literal['drop']", mode="eval").body)
+    "Iterator[Loader] | Literal['drop']"
+    """
+    return ast.unparse(WithoutQuotes().visit(copy.deepcopy(node)))
+
+
+class WithoutQuotes(ast.NodeTransformer):
+    """Replaces quoted types with what they quote; the strings of Literal and of tensor shapes stay."""
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        """Leave a subscript that holds values, not types."""
+        is_shape = isinstance(node.slice, ast.Tuple) and ast.unparse(node.slice.elts[0]) == "Tensor"
+        if is_shape or ast.unparse(node.value) == "Literal":
+            return node
+        self.generic_visit(node)
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        """Parse a quoted type."""
+        return ast.parse(node.value, mode="eval").body if isinstance(node.value, str) else node
 
 
 # HTTP
