@@ -1,54 +1,58 @@
 """What the readers of columns share: runs, groups, the choice of a column and of a split."""
 
-from typing import cast
+from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from penstock.core.arrays import Array, Bytes, Int64
+from penstock.core.arrays import Int64
 from penstock.core.errors import CorpusError, UsageError
 from penstock.data.formats.choice import column_of, in_order, one_split
 from penstock.data.formats.index import DocumentEnds
 from penstock.data.formats.runs import GroupedEnds, run_shard, runs_of, starts_of
-from penstock.storage.base import Blob, Slices
+from penstock.storage.base import Blob, LocalBlob, Slices
 
-STORED = np.arange(100, 130, dtype="<u2")
-DATA = STORED.view(np.uint8)
+DATA = np.arange(100, 130, dtype="<u2").tobytes()
 PLACES = np.array([40, 0, 0, 10], np.int64)  # items 20.., 0.., none, 5..
 STARTS = starts_of(np.array([4, 3, 0, 5]))
 JOINED = [120, 121, 122, 123, 100, 101, 102, 105, 106, 107, 108, 109]
 
 
-class InMemory:
-    name, size = "x", len(DATA) + 1
-
-    def __init__(self, data: Bytes) -> None:
-        self.data = data
-
-    def array(self, dtype: npt.DTypeLike, *, offset: int, count: int) -> Array:
-        return self.data[offset : offset + count * np.dtype(dtype).itemsize].view(dtype)
+def blob_of(data: bytes, folder: Path) -> LocalBlob:
+    (folder / "x").write_bytes(data)
+    return LocalBlob(folder / "x")
 
 
-def runs(data: Bytes = DATA, places: Int64 = PLACES) -> Slices:
-    return runs_of(cast(Blob, InMemory(data)), "uint16", places=places, starts=STARTS)
+def runs(blob: Blob, places: Int64 = PLACES) -> Slices:
+    return runs_of(blob, "uint16", places=places, starts=STARTS)
 
 
-def test_every_slice_of_runs_is_that_of_the_joined_tokens() -> None:
+def test_every_slice_of_runs_is_that_of_the_joined_tokens(tmp_path: Path) -> None:
+    found = runs(blob_of(DATA, tmp_path))
     for start in range(13):
         for stop in range(14):
-            assert runs()[start:stop].tolist() == JOINED[start:stop]
-    assert len(runs()) == 12
+            assert found[start:stop].tolist() == JOINED[start:stop]
+    assert len(found) == 12
 
 
-def test_a_slice_inside_one_run_is_a_view_of_the_file() -> None:
-    assert np.shares_memory(runs()[4:7], DATA)
-    assert not np.shares_memory(runs()[3:5], DATA)
+def test_a_slice_inside_one_run_is_a_view_of_the_file(tmp_path: Path) -> None:
+    blob = blob_of(DATA, tmp_path)
+    mapped, found = blob.array("uint8", offset=0, count=blob.size)[0 : blob.size], runs(blob)
+    assert np.shares_memory(found[4:7], mapped)
+    assert not np.shares_memory(found[3:5], mapped)
 
 
-def test_runs_may_lie_at_odd_bytes() -> None:
-    data = np.concatenate((np.zeros(1, np.uint8), DATA))
-    assert runs(data, PLACES + 1)[0:12].tolist() == JOINED
+def test_runs_may_lie_at_odd_bytes(tmp_path: Path) -> None:
+    assert runs(blob_of(b"\0" + DATA, tmp_path), PLACES + 1)[0:12].tolist() == JOINED
+
+
+def test_a_run_may_end_with_the_file_and_not_a_byte_later(tmp_path: Path) -> None:
+    places = np.array([len(DATA) - 4 * 2, 0, 0, 10], np.int64)  # the first run has 4 items
+    blob = blob_of(DATA, tmp_path)
+    assert runs(blob, places)[0:4].tolist() == [126, 127, 128, 129]
+    places[0] += 1
+    with pytest.raises(CorpusError, match="x ends before its tokens do"):
+        runs(blob, places)
 
 
 def test_the_ends_of_groups_are_those_of_all_documents() -> None:
