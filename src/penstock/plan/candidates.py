@@ -31,11 +31,13 @@ class Question:
     """Job to plan: a step, its batch, and the settings that are decided already."""
 
     step: TrainingStep
-    """Step on one rank with what no plan changes; the replicas that sync every `outer_every` steps are the
-    caller's decision."""
+    """Step of one row on one rank. The planner sets its layout, micro-batches, stages, `modes`, `keep_mib`,
+    `turning`, `state_bytes`, `on_cpu` and `data_tokens_per_s`, and reads all other fields. It never changes
+    `outer_every` of a plan with several replicas."""
     global_batch_size: int
     """Rows of a step."""
     kept: BytesPerParameter = ADAMW
+    """Weights, gradients and optimizer state on a rank; `jobs` sets `state_bytes` from it."""
     may_compress: bool = False
     """True if weights and gradients may be sent in 8 bits, which changes the result."""
     decided: Mapping[str, Any] = field(default_factory=dict)
@@ -84,6 +86,7 @@ def jobs(
             num_micro_batches=local // rows,
             stages_per_rank=stages_per_rank,
             turning=step.overlapped,
+            state_bytes=question.kept.state,
             on_cpu=cluster.device.architecture == "cpu",
             data_tokens_per_s=cluster.loader_tokens_s or math.inf,
             outer_every=step.outer_every if layout.replicate > 1 else 0,

@@ -80,6 +80,11 @@ class BytesPerParameter:
     update: float = 0.0
     """Temporaries of the optimizer's step."""
 
+    @property
+    def state(self) -> float:
+        """Bytes per parameter that the optimizer's step reads and writes, of matrices in the blocks."""
+        return self.weights + self.gradients + self.optimizer
+
 
 ADAMW = BytesPerParameter()
 

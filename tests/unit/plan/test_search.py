@@ -13,7 +13,7 @@ from penstock.parallel.layout import RankLayout
 from penstock.plan.candidates import Question, divisors, jobs, layouts
 from penstock.plan.hardware import Cluster
 from penstock.plan.job import TrainingStep
-from penstock.plan.memory import peak
+from penstock.plan.memory import BytesPerParameter, peak
 from penstock.plan.report import PlanReport, why_chosen
 from penstock.plan.search import (
     HEADROOM,
@@ -57,6 +57,11 @@ def test_micro_batches_make_up_the_batch_and_feed_the_pipeline():
         for job in jobs(QUESTION, layout, stages, CLUSTER):
             assert job.micro_batch_size * job.num_micro_batches * layout.num_data == 256
             assert job.num_micro_batches >= layout.pipeline
+
+
+def test_an_update_reads_and_writes_the_state_that_is_kept():
+    question = replace(QUESTION, kept=BytesPerParameter(weights=4.0, gradients=2.0, optimizer=2.5))
+    assert next(jobs(question, RankLayout(shard=32), 1, CLUSTER)).state_bytes == 8.5
 
 
 def test_all_that_is_found_fits_and_nothing_on_the_front_is_beaten():

@@ -65,6 +65,8 @@ def job_of(config: TrainConfig, layout: RankLayout, *, whole_base: bool | None =
         feedback=ethernet.feedback,
         schedule=ethernet.schedule,
         operations=ethernet.operations,
+        turning=step.overlapped,
+        state_bytes=kept_of(config).state,
         on_cpu=config.compute == "float32",  # an assumption: GPUs train in bfloat16
         whole_base=step.whole_base if whole_base is None else whole_base,
         outer_every=step.outer_every if layout.replicate > 1 else 0,
@@ -72,8 +74,11 @@ def job_of(config: TrainConfig, layout: RankLayout, *, whole_base: bool | None =
 
 
 def step_of(config: TrainConfig) -> TrainingStep:
-    """Return the planner's description of a step of a row on one rank: what no layout changes."""
-    kept = kept_of(config)
+    """Return the planner's description of a recipe's step, for one row on one rank.
+
+    It has the settings that no plan changes. `job_of` adds those of the recipe's layout, and the planner's
+    `jobs` those of each candidate.
+    """
     return TrainingStep(
         model=config.model,
         layout=RankLayout(),
@@ -83,8 +88,6 @@ def step_of(config: TrainConfig) -> TrainingStep:
         linear=config.precision.linear,
         kernels="compiled" if config.compile.enabled else "eager",
         overlapped=config.ethernet.overlap,
-        turning=config.ethernet.overlap,
-        state_bytes=kept.weights + kept.gradients + kept.optimizer,
         adapter=None if config.adapter is None else config.adapter.alike(),
         whole_base=is_whole(config),
         outer_every=config.outer.every,
