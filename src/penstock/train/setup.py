@@ -55,7 +55,7 @@ from penstock.train.data_setup import (
 from penstock.train.early_stop import EarlyStop
 from penstock.train.guard import StepGuard
 from penstock.train.kernels import choose_kernels
-from penstock.train.next_token import LabelMean
+from penstock.train.label_mean import LabelMean
 from penstock.train.objective import ObjectiveSetup
 from penstock.train.optim.optimizer import Optimizer, build_optimizer
 from penstock.train.optim.weight_storage import STORAGES

@@ -13,7 +13,7 @@ from penstock.obs.meter import Rates
 from penstock.obs.sinks.jsonl import JsonLines
 from penstock.testing.corpora import write_corpus
 from penstock.train.data_setup import train_loader
-from penstock.train.next_token import LabelMean
+from penstock.train.label_mean import LabelMean
 from penstock.train.record import MixtureLog, sample_log, step_record
 from penstock.train.resolve.load import build_recipe
 from penstock.train.state import TrainState

@@ -11,7 +11,7 @@ from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.parallel.collectives import group_of
 from penstock.parallel.mesh import Mesh, World
 from penstock.train.data_setup import FIELDS
-from penstock.train.next_token import LabelMean
+from penstock.train.label_mean import LabelMean
 from penstock.train.objective import Objective, ObjectiveSetup
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.planned_changes import micro_batch_sizes, micro_rows

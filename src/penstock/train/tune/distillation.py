@@ -19,7 +19,7 @@ TEACHER_FIELDS = (TEACHER_IDS, TEACHER_LOG_PROBS)
 
 
 def distilled(part: DeviceBatch, losses: CorpusLosses | None, *, temperature: float) -> Finish:
-    """Return the summed divergence from the teacher over the labels; see `next_token.TokenLoss`."""
+    """Return the summed divergence from the teacher over the labels; see `label_mean.TokenLoss`."""
     labels = part["labels"]
     learned = (labels.flatten() != IGNORED_LABEL).nonzero()[:, 0]
     ids, log_probs = (

@@ -1,6 +1,6 @@
-"""Means over labels: the objective of every run without a [tune] loss over answers.
+"""Mean of a loss over labels: the objective of every run, except those with a preference loss.
 
-A run without [tune] learns the next token; distillation changes the loss of a label, and nothing else.
+The loss of a label is the cross entropy of the next token, or in distillation the divergence from a teacher.
 """
 
 from collections.abc import Callable, Sequence
