@@ -16,6 +16,7 @@ from penstock.train.step import loss_sum, micro_batches
 from penstock.train.tune.kto import SingleAnswers
 from penstock.train.tune.preference import PreferencePairs
 from penstock.train.tune.preference_loss import PAIR_LOSSES
+from penstock.train.tune.preference_objective import PreferenceObjective
 from penstock.train.tune.reward_sums import RewardSums, reward_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of TRL and its libraries
@@ -192,11 +193,12 @@ def ours(kind, *, each_row, rows):
     model, _ = open_model(Path(opened()))
     model = model.float().train()
     if kind == "kto":
-        objective = SingleAnswers(0.3, 1.2, 0.7, {})
+        answers = SingleAnswers(0.3, 1.2, 0.7)
     else:
-        objective = PreferencePairs(PAIR_LOSSES[kind], 0.3, 0.4, has_reference=kind != "simpo")
+        answers = PreferencePairs(PAIR_LOSSES[kind], 0.3, 0.4, has_reference=kind != "simpo")
+    objective = PreferenceObjective(answers)
     batch = batch_of(sides(kind), length=32, each_row=each_row, reference=network(1))
-    objective.check(batch)
+    answers.check(batch)
     sums = RewardSums(CPU)
     sums.divergence = divergence() if kind == "kto" else 0.0
     count = objective.count(batch, slice(None))

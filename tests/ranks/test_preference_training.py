@@ -24,6 +24,7 @@ from penstock.train.setup import open_state
 from penstock.train.tune import reference
 from penstock.train.tune.preference import PreferencePairs
 from penstock.train.tune.preference_loss import PAIR_LOSSES
+from penstock.train.tune.preference_objective import PreferenceObjective
 
 SMALL = {
     "vocab_size": VOCAB,
@@ -262,7 +263,8 @@ def preferred(recipe, world):
     """Return the share of held-out pairs whose chosen answer is the likelier one, before and after."""
     torch.set_num_threads(1)
     state = open_state(recipe, world)
-    likelier = PreferencePairs(PAIR_LOSSES["simpo"], 1.0, 0.0, has_reference=False)
+    pairs = PreferencePairs(PAIR_LOSSES["simpo"], 1.0, 0.0, has_reference=False)
+    likelier = PreferenceObjective(pairs)
     before = likelier.validate(state, world, rows=8)
     records_of(state, recipe, world)
     after = likelier.validate(state, world, rows=8)

@@ -12,16 +12,17 @@ from penstock.parallel.collectives import group_of
 from penstock.parallel.mesh import Mesh, World
 from penstock.train.data_setup import FIELDS
 from penstock.train.label_mean import LabelMean
-from penstock.train.objective import Objective, ObjectiveSetup
+from penstock.train.objective import ObjectiveSetup
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.planned_changes import micro_batch_sizes, micro_rows
 from penstock.train.recipe.tune_config import TuneConfig
 from penstock.train.tune.corpus_pass import Pass
 from penstock.train.tune.distillation import TEACHER_FIELDS, distilled
-from penstock.train.tune.kto import SingleAnswers
+from penstock.train.tune.kto import Divergence, SingleAnswers
 from penstock.train.tune.mismatches import mismatches_of
 from penstock.train.tune.preference import PreferencePairs
 from penstock.train.tune.preference_loss import PAIR_LOSSES
+from penstock.train.tune.preference_objective import PreferenceObjective
 from penstock.train.tune.reference import all_there, reference_columns
 
 
@@ -59,24 +60,22 @@ def choose_objective(
     columns: dict[str, Any] = {}
     if tune.has_reference:
         columns = reference_columns(corpora, model_key(config), scorer, length=config.data.longest)
-    objective: Objective
+    answers: PreferencePairs | SingleAnswers
+    divergence = None
     if tune.loss == "kto":
-        objective = SingleAnswers(
-            tune.beta,
-            tune.desirable_weight,
-            tune.undesirable_weight,
-            mismatches_of(corpora, model_key(config), scorer, length=config.data.longest, slices=slices),
-            length=config.data.longest,
-            slices=slices,
-        )
+        length = config.data.longest
+        mismatches = mismatches_of(corpora, model_key(config), scorer, length=length, slices=slices)
+        answers = SingleAnswers(tune.beta, tune.desirable_weight, tune.undesirable_weight, slices=slices)
+        divergence = Divergence(mismatches=mismatches, length=length, slices=slices)
     else:
-        objective = PreferencePairs(
+        answers = PreferencePairs(
             PAIR_LOSSES[tune.loss],
             tune.beta,
             tune.margin,
             has_reference=tune.has_reference,
             slices=slices,
         )
+    objective = PreferenceObjective(answers, divergence)
     options = {"fields": (*FIELDS, *objective.fields), "columns": columns}
     return ObjectiveSetup(objective=objective, loader_options=options, heldout_options=options)
 

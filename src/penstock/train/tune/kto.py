@@ -8,6 +8,7 @@ all ranks and micro-batches, found by a forward pass without gradients before th
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,49 +26,23 @@ from penstock.train.tune.mismatches import Mismatches, mismatched_log_probs
 from penstock.train.tune.pairs import check_single, whole_sequences
 from penstock.train.tune.preference import answer_sums, counted_once, num_slices
 from penstock.train.tune.preference_loss import Answers, kto
-from penstock.train.tune.preference_objective import PreferenceObjective
 from penstock.train.tune.reward_sums import NAMES, RewardSums
 
 
 @dataclass(frozen=True, slots=True)
-class SingleAnswers(PreferenceObjective):
-    """Mean KTO loss of single answers."""
+class SingleAnswers:
+    """KTO loss of single answers."""
 
     beta: float
     desirable_weight: float
     undesirable_weight: float
-    mismatches: Mapping[str, Mismatches]
-    """By corpus."""
-    length: int = 0
-    """Tokens of a row of mismatched answers."""
     slices: CollectiveGroup | None = None
     """Ranks with the sequence slices of a row; None: rows are whole."""
-    fields: tuple[str, ...] = ("rejected", "reference")
+    fields: ClassVar[tuple[str, ...]] = ("rejected", "reference")
 
     def check(self, batch: DeviceBatch) -> None:
         """Refuse a batch with a pair."""
         check_single(batch)
-
-    def sums_of(
-        self, state: TrainState, loader: Loader, samples: Int64, world: World, *, rows: int
-    ) -> RewardSums:
-        """Return a new accumulator with the divergence over all ranks' samples of a loader."""
-        length, sequences, reference = self.length, [], []
-        for span in (span for row in loader.explain(samples) for span in row if span.corpus):
-            of = self.mismatches[span.corpus]
-            number = of.examples.number_at(span.shard, span.start)
-            sequences.append(of.examples.mismatched(number, int(of.partners[number]), length=length))
-            reference.append(of.reference[number])
-        run = Pass(model=state.model, world=world, mesh=state.mesh, rows=rows)
-        found = mismatched_log_probs(run, sequences, length=length, slices=self.slices)
-        ratios = float(found.sum()) - sum(reference)
-        sums = RewardSums(world.device)
-        if state.mesh.has_loss:
-            mine = torch.tensor([len(sequences), ratios], dtype=torch.float64, device=world.device)
-            sums.sums[NAMES.index("mismatched") :] = mine / num_slices(self.slices)
-        count, total = world.sum(*sums.sums[NAMES.index("mismatched") :].tolist())
-        sums.divergence = max(total / max(count, 1.0), 0.0)
-        return sums
 
     def prepare(self, part: DeviceBatch) -> DeviceBatch:
         """Return the micro-batch with its sequences."""
@@ -104,3 +79,39 @@ class SingleAnswers(PreferenceObjective):
             share=1 / num_slices(self.slices),
         )
         return counted_once(losses.sum(), self.slices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """Estimate of the model's divergence from the reference, from mismatched answers."""
+
+    mismatches: Mapping[str, Mismatches]
+    """By corpus."""
+    length: int
+    """Tokens of a row of mismatched answers."""
+    slices: CollectiveGroup | None = None
+    """Ranks with the sequence slices of a row; None: rows are whole."""
+
+    def measure(
+        self, sums: RewardSums, state: TrainState, loader: Loader, samples: Int64, world: World, *, rows: int
+    ) -> None:
+        """Set the divergence in `sums` to that over all ranks' samples of a loader; every rank calls it.
+
+        Args:
+            samples: [n] samples of this rank.
+            rows: rows of a forward pass.
+        """
+        length, sequences, reference = self.length, [], []
+        for span in (span for row in loader.explain(samples) for span in row if span.corpus):
+            of = self.mismatches[span.corpus]
+            number = of.examples.number_at(span.shard, span.start)
+            sequences.append(of.examples.mismatched(number, int(of.partners[number]), length=length))
+            reference.append(of.reference[number])
+        run = Pass(model=state.model, world=world, mesh=state.mesh, rows=rows)
+        found = mismatched_log_probs(run, sequences, length=length, slices=self.slices)
+        ratios = float(found.sum()) - sum(reference)
+        if state.mesh.has_loss:
+            mine = torch.tensor([len(sequences), ratios], dtype=torch.float64, device=world.device)
+            sums.sums[NAMES.index("mismatched") :] = mine / num_slices(self.slices)
+        count, total = world.sum(*sums.sums[NAMES.index("mismatched") :].tolist())
+        sums.divergence = max(total / max(count, 1.0), 0.0)

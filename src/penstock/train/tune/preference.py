@@ -17,13 +17,12 @@ from penstock.parallel.collectives import CollectiveGroup, all_reduce
 from penstock.train.objective import DeviceBatch
 from penstock.train.tune.pairs import check_pairs, split_pairs, turns
 from penstock.train.tune.preference_loss import Answers, PairLoss
-from penstock.train.tune.preference_objective import PreferenceObjective
 from penstock.train.tune.reward_sums import RewardSums
 
 
 @dataclass(frozen=True, slots=True)
-class PreferencePairs(PreferenceObjective):
-    """Mean loss of pairs of a chosen and a rejected answer."""
+class PreferencePairs:
+    """Loss of pairs of a chosen and a rejected answer."""
 
     loss: PairLoss
     beta: float

@@ -1,7 +1,7 @@
-"""What objectives over answers share: their steps, and a validation independent of the number of ranks."""
+"""Objective of the preference losses: its steps, and a validation independent of the number of ranks."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,60 +17,57 @@ from penstock.train.evaluate import batches_of_share
 from penstock.train.objective import DeviceBatch, Finish
 from penstock.train.state import TrainState
 from penstock.train.step import loss_sum, micro_batches
+from penstock.train.tune.kto import Divergence, SingleAnswers
+from penstock.train.tune.preference import PreferencePairs
 from penstock.train.tune.reward_sums import NAMES, RewardSums, reward_metrics
 
 
-class PreferenceObjective(ABC):
+@dataclass(frozen=True, slots=True)
+class PreferenceObjective:
     """Mean of a loss of answers over pairs, or examples, of all ranks and micro-batches."""
 
+    answers: PreferencePairs | SingleAnswers
+    """Their loss, and how a batch holds them."""
+    divergence: Divergence | None = None
+    """The divergence that KTO measures answers against; None: the loss has none."""
+
     @property
-    @abstractmethod
     def fields(self) -> tuple[str, ...]:
         """Fields that it reads from a batch besides those of every step."""
-
-    @abstractmethod
-    def check(self, batch: DeviceBatch) -> None:
-        """Refuse a batch that the loss cannot be computed of.
-
-        Raises:
-            CorpusError: it has a pair in place of a single answer, or the reverse.
-        """
+        return self.answers.fields
 
     def begin_step(self, state: TrainState, batch: DeviceBatch, world: World, *, rows: int) -> RewardSums:
-        """Return the accumulator of rewards; see `check` and `sums_of`."""
-        self.check(batch)
-        return self.sums_of(state, state.loader, batch["sample_ids"].cpu().numpy(), world, rows=rows)
+        """Return the accumulator of rewards.
 
-    def sums_of(
-        self,
-        state: TrainState,  # noqa: ARG002
-        loader: Loader,  # noqa: ARG002
-        samples: Int64,  # noqa: ARG002
-        world: World,
-        *,
-        rows: int,  # noqa: ARG002
+        Raises:
+            CorpusError: the batch has a pair in place of a single answer, or the reverse.
+        """
+        self.answers.check(batch)
+        return self._sums_of(state, state.loader, batch["sample_ids"].cpu().numpy(), world, rows=rows)
+
+    def _sums_of(
+        self, state: TrainState, loader: Loader, samples: Int64, world: World, *, rows: int
     ) -> RewardSums:
         """Return a new accumulator for this rank's samples of a loader; every rank calls it."""
-        return RewardSums(world.device)
+        sums = RewardSums(world.device)
+        if self.divergence is not None:
+            self.divergence.measure(sums, state, loader, samples, world, rows=rows)
+        return sums
 
-    @abstractmethod
     def prepare(self, part: DeviceBatch) -> DeviceBatch:
         """Return the micro-batch with each answer in a sequence of its own."""
+        return self.answers.prepare(part)
 
-    @abstractmethod
     def count(self, batch: DeviceBatch, columns: slice) -> int:
         """Return the number of pairs, or examples, that are counted in these columns."""
-
-    @abstractmethod
-    def loss_of(self, hidden: Tensor, head: OutputHead, part: DeviceBatch, sums: RewardSums) -> Tensor:
-        """Return the summed loss of one micro-batch, and add its rewards to `sums`."""
+        return self.answers.count(batch, columns)
 
     def finish(self, part: DeviceBatch, sums: RewardSums) -> Finish:
         """Return the function that sums the losses of a part's micro-batches."""
 
         def losses(hidden: Tensor, head: OutputHead) -> Tensor:
             return torch.stack(
-                [self.loss_of(rows, head, one, sums) for rows, one in each_part(hidden, part)]
+                [self.answers.loss_of(rows, head, one, sums) for rows, one in each_part(hidden, part)]
             ).sum()
 
         return losses
@@ -97,9 +94,9 @@ class PreferenceObjective(ABC):
         found: list[float] = []
         for samples in samples_by_corpus(heldout):
             mine = samples[np.arange(len(samples)) // rows % mesh.layout.num_data == mesh.data_rank]
-            sums = self.sums_of(state, heldout.loader, mine, world, rows=rows)
+            sums = self._sums_of(state, heldout.loader, mine, world, rows=rows)
             for batch, _ in batches_of_share(model, heldout, samples, share=share, rows=rows):
-                self.check(batch)
+                self.answers.check(batch)
                 (part,) = micro_batches(
                     batch,
                     rows=rows,
