@@ -75,6 +75,19 @@ def score_rows(
     }
 
 
+def positions_of_share(count: int, *, share: tuple[int, int], rows: int) -> Int64:
+    """Return which of `count` samples are in each batch of one share: [batches, rows] positions.
+
+    Every share has equally many batches; positions from `count` on are excess.
+
+    >>> positions_of_share(5, share=(1, 2), rows=2).tolist()
+    [[2, 3], [6, 7]]
+    """
+    index, number = share
+    batches = -(-count // (rows * number))
+    return np.arange(batches * number * rows).reshape(batches, number, rows)[:, index]
+
+
 def batches_of_share(
     model: torch.nn.Module, heldout: Heldout, samples: Int64, *, share: tuple[int, int], rows: int
 ) -> Iterator[tuple[DeviceBatch, Int64]]:
@@ -83,14 +96,14 @@ def batches_of_share(
     Every share has equally many; excess rows have no label, and are part of no pair.
 
     Args:
+        samples: [n] ids.
         share: (index, number) of the share.
+        rows: rows of each batch.
 
     Raises:
         CorpusError: a token id is outside the model's vocabulary; with the document that has it.
     """
-    part, parts = share
-    for index in range(-(-len(samples) // (rows * parts))):
-        wanted = np.arange(rows) + (index * parts + part) * rows
+    for wanted in positions_of_share(len(samples), share=share, rows=rows):
         of_batch = samples[np.minimum(wanted, len(samples) - 1)]
         batch = heldout.loader.gather(of_batch)
         excess = torch.from_numpy(wanted >= len(samples))

@@ -13,7 +13,7 @@ from penstock.nn.head import OutputHead
 from penstock.obs.sinks import Record
 from penstock.parallel.mesh import World
 from penstock.train.data_setup import Heldout
-from penstock.train.evaluate import batches_of_share
+from penstock.train.evaluate import batches_of_share, positions_of_share
 from penstock.train.objective import DeviceBatch, Finish
 from penstock.train.state import TrainState
 from penstock.train.step import loss_sum, micro_batches
@@ -93,7 +93,8 @@ class PreferenceObjective:
         share = mesh.data_rank, mesh.layout.num_data
         found: list[float] = []
         for samples in samples_by_corpus(heldout):
-            mine = samples[np.arange(len(samples)) // rows % mesh.layout.num_data == mesh.data_rank]
+            mine = positions_of_share(len(samples), share=share, rows=rows)
+            mine = samples[mine[mine < len(samples)]]
             sums = self._sums_of(state, heldout.loader, mine, world, rows=rows)
             for batch, _ in batches_of_share(model, heldout, samples, share=share, rows=rows):
                 self.answers.check(batch)
