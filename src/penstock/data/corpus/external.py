@@ -22,7 +22,7 @@ from penstock.core import config
 from penstock.core.errors import CorpusError, PenstockError, UsageError
 from penstock.data.corpus.manifest import Manifest, ShardEntry
 from penstock.data.corpus.spec import GRAMMAR
-from penstock.data.formats import FORMATS, Options, TokenShard, probe_of
+from penstock.data.formats import FORMATS, Options, probe_of
 from penstock.data.formats.index_cache import keep, kept, kept_like
 from penstock.storage.base import LocalStorage, Storage
 
@@ -212,9 +212,9 @@ def _made(
     done, total = 0, sum(sizes[name] for name in shards)
     for name in shards:
         on_progress(done, total)
-        shard: TokenShard = FORMATS[format].open_shard(storage, name, options)
+        shard = FORMATS[format].open_shard(storage, name, options)
         dtypes.add(str(shard.tokens[0:0].dtype))
-        largest.append(getattr(shard, "largest_id", -1))  # known for formats that must read all tokens
+        largest.append(shard.largest_id)  # known for formats that must read all tokens
         entries.append(
             ShardEntry(
                 name=name,

@@ -21,7 +21,7 @@ from penstock.core.units import parse_count
 from penstock.data.corpus.corpus import Corpus
 from penstock.data.corpus.manifest import Manifest, ShardEntry
 from penstock.data.corpus.spec import SYNTHETIC, Spec
-from penstock.data.formats import Format, Options, TokenShard
+from penstock.data.formats import Format, Options, StoredShard, TokenShard
 from penstock.storage.base import Storage
 
 OPTIONS = {
@@ -217,10 +217,11 @@ def _page_key(key: int, page: int) -> np.uint32:
     return np.uint32(z >> 32)
 
 
-def open_shard(storage: Storage, name: str, options: Options) -> SyntheticShard:  # noqa: ARG001
+def open_shard(storage: Storage, name: str, options: Options) -> StoredShard:  # noqa: ARG001
     """Return shard number `name` of the corpus defined by the options; nothing is read."""
     corpus, index = parse(options), int(name)
-    return SyntheticShard(corpus, corpus.start(index), corpus.start(index + 1))
+    shard = SyntheticShard(corpus, corpus.start(index), corpus.start(index + 1))
+    return StoredShard(shard.tokens, shard.num_documents, shard.document_ends)
 
 
 _LISTED_SHARDS = 1024

@@ -43,7 +43,7 @@ EndsBetween = Callable[[int, int], Int64]
 
 @dataclass(frozen=True, slots=True)
 class StoredShard:
-    """A shard of a file: a `TokenShard`, and what its reader knows besides."""
+    """Shard that a format opens: a `TokenShard`, and what its reader knows besides."""
 
     tokens: Slices
     num_documents: int
@@ -63,7 +63,7 @@ class StoredShard:
 class Format:
     """Functions that find and open the shards of a format."""
 
-    open_shard: Callable[[Storage, str, Options], TokenShard]
+    open_shard: Callable[[Storage, str, Options], StoredShard]
     """(storage, name, options) -> the shard; reads its header and nothing else.
 
     Raises CorpusError where the file is missing, truncated, or not of this format, and UsageError where an

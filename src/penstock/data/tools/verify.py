@@ -17,7 +17,7 @@ from penstock.data.corpus.columns import column_faults
 from penstock.data.corpus.manifest import Manifest, ShardEntry
 from penstock.data.corpus.open import described
 from penstock.data.corpus.spec import parse_spec
-from penstock.data.formats import FORMATS, StoredShard, TokenShard, probe_of
+from penstock.data.formats import FORMATS, TokenShard, probe_of
 from penstock.storage.base import LocalStorage, Storage
 from penstock.text.tokenizer import Tokenizer
 
@@ -117,13 +117,12 @@ def _shard_faults(
     elif entry.probe and probe_of(manifest.format, storage, entry.name) != entry.probe:
         yield "altered: it, or a file that belongs to it, has changed"
     try:
-        shard: TokenShard = FORMATS[manifest.format].open_shard(storage, entry.name, manifest.options)
+        shard = FORMATS[manifest.format].open_shard(storage, entry.name, manifest.options)
     except CorpusError as error:
         yield f"cannot be opened: {error}"
         return
     yield from _count_faults(shard, entry, manifest)
-    if isinstance(shard, StoredShard):
-        yield from shard.recheck()
+    yield from shard.recheck()
     try:
         yield from _offset_faults(shard, manifest.eos_id if entry.checksum else None)
     except CorpusError as error:
