@@ -24,7 +24,7 @@ from penstock.text.tokenizer import Tokenizer
 _PEEKED = 1000  # records looked at to find out what they are
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSetup:
     """Everything that turns the records of a preparation into tokens."""
 
@@ -34,8 +34,9 @@ class ChatSetup:
     date: str
     """Day that the template is told, YYYY-MM-DD."""
     template: ChatTemplate
+    """Template that writes the conversations: `config.template` if it is given, else the tokenizer's."""
     folder: Path
-    """Folder of the tokenizer and its template."""
+    """Folder of the tokenizer, with its own template if it has one."""
 
     @property
     def options(self) -> dict[str, str | int]:
@@ -117,7 +118,7 @@ def chat_setup(
     newest = max(file.mtime_ns for file in files) // 10**9
     # A template may write the day; that of the inputs, so that the same inputs give the same bytes.
     date = datetime.fromtimestamp(newest, UTC).strftime("%Y-%m-%d")
-    return ChatSetup(config, kind, date, template, tokenizer.parent)
+    return ChatSetup(config=config, kind=kind, date=date, template=template, folder=tokenizer.parent)
 
 
 def _kind(files: Sequence[InputFile], zstd_long: int, fields: Mapping[str, str]) -> ChatKind:
