@@ -15,6 +15,7 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromiu
 
 PATIENCE_MS = 60_000
 expect.set_options(timeout=PATIENCE_MS)  # a chart of a busy machine takes longer than the 5 s of the default
+LATE_MS = 30
 DEVICES = {
     "phone": {"viewport": {"width": 390, "height": 844}, "has_touch": True, "color_scheme": "dark"},
     "desktop": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
@@ -82,11 +83,17 @@ def leave(page):
 
 @contextmanager
 def listening(page, **listeners):
-    """Context manager: a page tells its events to functions, by name of the event."""
+    """Context manager: a page tells its events to functions, by name of the event.
+
+    Playwright delivers events during a call only. The last one waits a moment, for the events of what the
+    test did last.
+    """
     for event, listener in listeners.items():
         page.on(event, listener)
     try:
         yield
+        if not page.is_closed():
+            page.wait_for_timeout(LATE_MS)
     finally:
         for event, listener in listeners.items():
             page.remove_listener(event, listener)
