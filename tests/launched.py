@@ -129,19 +129,18 @@ def frozen(pid):
 def slowed(group):
     """Context manager: a process group runs a fifth of the time.
 
-    A training that goes on while a test looks at it would take both cores, and computes for nobody.
+    A training that goes on while a test looks at it would take both cores, and computes for nobody. Leave the
+    block before the group is killed or awaited.
     """
     ended = threading.Event()
 
     def run():
-        is_over = False
-        while not is_over:
-            with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):  # its number may be another group's by now
+            while not ended.is_set():
                 os.killpg(group, signal.SIGSTOP)
-            is_over = ended.wait(0.2)
-            with suppress(ProcessLookupError):
+                ended.wait(0.2)
                 os.killpg(group, signal.SIGCONT)
-            is_over = is_over or ended.wait(0.05)
+                ended.wait(0.05)
 
     thread = threading.Thread(target=run)
     thread.start()

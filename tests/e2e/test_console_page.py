@@ -476,7 +476,8 @@ def test_a_slider_moved_on_a_phone_reaches_all_ranks_and_both_windows_follow_a_k
     first = Command(*train, "--set", "run.steps=100000", "--processes", 2, start_new_session=True, **quiet)
     try:
         wait_until(lambda: len(records_of(run)) > 5, "the run has steps", alive=lambda: first.poll() is None)
-        with slowed(first.pid), console(folder / "live", "--control") as address:
+        with ExitStack() as until_killed, console(folder / "live", "--control") as address:
+            until_killed.enter_context(slowed(first.pid))
             page, phone = (opened(address, device) for device in ("desktop", "phone"))
             step, on_phone = (
                 one.locator(".figure", has_text="step of").locator("dd") for one in (page, phone)
@@ -525,6 +526,7 @@ def test_a_slider_moved_on_a_phone_reaches_all_ranks_and_both_windows_follow_a_k
                     expect(one.locator(".details dt", has_text=shown)).to_be_visible()
                 one.get_by_role("link", name="Curves").click()
             wait_until(lambda: any((run / "checkpoints").glob("step-*")), "it can be resumed")
+            until_killed.close()
             os.killpg(first.pid, signal.SIGKILL)
             first.wait(120)
             killed = records_of(run)[-1]
@@ -559,7 +561,8 @@ def test_each_form_sends_its_request_and_the_reply_stands_beside_it(folder, open
     job = Command(*train, start_new_session=True, **quiet)
     try:
         wait_until(lambda: len(records_of(run)) > 5, "the run has steps", alive=lambda: job.poll() is None)
-        with slowed(job.pid), console(folder / "forms", "--control") as address:
+        with ExitStack() as until_stopped, console(folder / "forms", "--control") as address:
+            until_stopped.enter_context(slowed(job.pid))
             page = opened(address)
             open_run(page, "run")
             page.get_by_role("link", name="Mixture and control").click()
@@ -589,6 +592,7 @@ def test_each_form_sends_its_request_and_the_reply_stands_beside_it(folder, open
             expect(page.locator(".run-head")).to_contain_text("1 rank")
             expect(page.locator(".run-head .pill")).to_have_text("training")
             expect(send("Stop after saving")).to_contain_text("and the job ends")
+            until_stopped.close()
             assert job.wait(120) == 75
             said = send("Batch size", 4)
             expect(said).to_contain_text("No job runs: the request applies when the run is started again")
