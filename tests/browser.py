@@ -29,8 +29,10 @@ _VIOLATIONS = "axe.run({ resultTypes: ['violations'] }).then((found) => found.vi
 class Pages:
     """Pages of a device that tests use one after another: a used page opens in a third of a new one's time.
 
-    A page that is given back has an empty document, no routes, storage, cookies or permissions, and the size
-    and colours of the device. Init scripts and clocks stay: a test that adds them makes a page of its own.
+    A page that is given back has an empty document, no routes, cookies or permissions, no localStorage or
+    sessionStorage of the site that it showed, the size and media of the device, and its mouse in the corner.
+    The rest stays, as init scripts, clocks and the storage of other sites do: a test that adds such makes a
+    page of its own.
 
     Args:
         device: of DEVICES.
@@ -64,7 +66,9 @@ class Pages:
         page.unroute_all()
         page.context.clear_cookies()
         page.context.clear_permissions()
-        page.emulate_media(color_scheme=self._look["color_scheme"])
+        page.mouse.move(0, 0)
+        unset = dict.fromkeys(("media", "reduced_motion", "forced_colors", "contrast"), "null")
+        page.emulate_media(color_scheme=self._look["color_scheme"], **unset)
         if page.viewport_size != self._look["viewport"]:
             page.set_viewport_size(self._look["viewport"])
 
