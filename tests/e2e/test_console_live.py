@@ -300,15 +300,15 @@ def test_pages_sign_in_again_after_the_console_was_started_again(pages, runs, tm
         page = pages.take()
         page.goto(address)
         sign_in(page)
-        pages = [opened(pages, address, "kept-open") for _ in range(2)]
+        windows = [opened(pages, address, "kept-open") for _ in range(2)]
         leave(page)
     with console(*words, port=urlsplit(address).port):
-        for page in pages:
+        for page in windows:
             expect(page.get_by_role("button", name="sign in again")).to_be_visible()
             check_is_usable(page)
-        pages[0].get_by_role("button", name="sign in again").click()
-        sign_in(pages[0])
-        expect(pages[0].locator(".run-head h1")).to_have_text("kept-open")
-        for page in pages:  # the other one without a click
+        windows[0].get_by_role("button", name="sign in again").click()
+        sign_in(windows[0])
+        expect(windows[0].locator(".run-head h1")).to_have_text("kept-open")
+        for page in windows:  # the other one without a click
             expect(page.locator("#live")).to_have_text("live")
             leave(page)
