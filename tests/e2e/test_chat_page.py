@@ -295,13 +295,12 @@ def without_end(route):
 
 
 def test_without_a_key_the_page_asks_for_one(browser, server):
-    page = browser.new_page()
-    page.goto(server.url)
-    expect(page.locator("#status")).to_contain_text("No API key", timeout=PATIENCE_MS)
-    page.get_by_label("API key").fill(KEY)
-    page.get_by_label("API key").press("Tab")
-    expect(page.get_by_label("Model")).to_have_value("tiny", timeout=PATIENCE_MS)
-    page.close()
+    with browser.new_page() as page:
+        page.goto(server.url)
+        expect(page.locator("#status")).to_contain_text("No API key", timeout=PATIENCE_MS)
+        page.get_by_label("API key").fill(KEY)
+        page.get_by_label("API key").press("Tab")
+        expect(page.get_by_label("Model")).to_have_value("tiny", timeout=PATIENCE_MS)
 
 
 def test_a_mistake_is_shown_and_the_question_kept(page):

@@ -129,23 +129,23 @@ def test_rows_in_sight_stay_while_the_table_scrolls_and_others_come_in_order(pag
 
 
 def test_rows_that_did_not_change_stay_when_the_table_is_read_again_and_their_age_goes_on(browser, address):
-    page, held = browser.new_page(**DEVICES["desktop"]), []
-    page.set_default_timeout(PATIENCE_MS)
-    page.add_init_script("delete globalThis.SharedWorker")  # whose stream a test cannot hold
-    page.clock.install()
-    page.route("**/api/stream*", lambda route: held.append(route))
-    page.goto(f"{address}#/?sort=name&down=0")
-    rows = "[...document.querySelectorAll('.space > .row')]"
-    wait_until(
-        lambda: page.evaluate(f"{rows}.length") > 20 and held, "the table, and its stream is asked for"
-    )
-    page.evaluate(f"{rows}.forEach((row) => {{ row.old = true; }})")
-    with page.expect_response("**/api/runs"):
-        held[0].continue_()
-    page.clock.fast_forward("02:00:00")
-    expect(page.locator(".space > .row .updated").first).to_have_text(re.compile("^2 h"))
-    assert page.evaluate(f"{rows}.every((row) => row.old)"), "nothing of them has changed"
-    page.close()
+    held = []
+    with browser.new_page(**DEVICES["desktop"]) as page:
+        page.set_default_timeout(PATIENCE_MS)
+        page.add_init_script("delete globalThis.SharedWorker")  # whose stream a test cannot hold
+        page.clock.install()
+        page.route("**/api/stream*", lambda route: held.append(route))
+        page.goto(f"{address}#/?sort=name&down=0")
+        rows = "[...document.querySelectorAll('.space > .row')]"
+        wait_until(
+            lambda: page.evaluate(f"{rows}.length") > 20 and held, "the table, and its stream is asked for"
+        )
+        page.evaluate(f"{rows}.forEach((row) => {{ row.old = true; }})")
+        with page.expect_response("**/api/runs"):
+            held[0].continue_()
+        page.clock.fast_forward("02:00:00")
+        expect(page.locator(".space > .row .updated").first).to_have_text(re.compile("^2 h"))
+        assert page.evaluate(f"{rows}.every((row) => row.old)"), "nothing of them has changed"
 
 
 def test_chips_choose_the_states_that_are_shown(page):

@@ -66,23 +66,20 @@ def console(tmp_path):
 @pytest.fixture(scope="module")
 def reader(browser):
     """Windows of one reader, whose browser opens six connections to a host."""
-    return windows_of_one_reader(browser)
-
-
-def windows_of_one_reader(browser, script=""):
-    context = browser.new_context(**DEVICES["desktop"])
-    if script:
-        context.add_init_script(script)
-    return Pages(browser, "desktop", context.new_page)
+    return Pages(browser, "desktop", browser.new_context(**DEVICES["desktop"]).new_page)
 
 
 @pytest.fixture
 def windows(browser, reader, request):
     """Those of the reader; with a script (the parameter) that pages begin with, of another one."""
     script = getattr(request, "param", "")
-    found = windows_of_one_reader(browser, script) if script else reader
-    yield found
-    found.give_back()
+    if not script:
+        yield reader
+        reader.give_back()
+        return
+    with browser.new_context(**DEVICES["desktop"]) as context:
+        context.add_init_script(script)
+        yield Pages(browser, "desktop", context.new_page)
 
 
 def opened(windows, console, name=None):

@@ -190,8 +190,10 @@ def test_pointing_at_a_chart_reads_out_its_values(page, pages):
 
 @needs_browser
 def test_without_scripts_the_page_has_its_figures_and_tables_as_text(page, browser):
-    plain = Pages(browser, "desktop", lambda: browser.new_page(java_script_enabled=False))
-    with opened(plain, page) as shown:
+    with (
+        browser.new_context(java_script_enabled=False) as context,
+        opened(Pages(browser, "desktop", context.new_page), page) as shown,
+    ):
         expect(shown.get_by_text("final training loss: ")).to_be_visible()
         expect(shown.get_by_text("at step  ranks  time, UTC")).to_be_visible()
         expect(shown.locator("figure")).to_have_count(0)
