@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.rank_batches import RankBatches
 
 from penstock.core.errors import ConfigError
 from penstock.parallel.ethernet import async_collectives
@@ -77,10 +78,11 @@ def train_all(corpus: Path, folder: Path, cases: dict[str, Any], *, ranks: int) 
         name: recipe(corpus, folder / f"{index}", **sections)
         for index, (name, sections) in enumerate(cases.items())
     }
-    results = on_ranks(lambda world: {n: trained(r, world) for n, r in recipes.items()}, ranks=ranks)
-    for name, found in results[0].items():
-        assert all(result[name]["losses"] == found["losses"] for result in results), name
-    return results[0]
+    batches = RankBatches(dict.fromkeys(recipes, ranks), lambda name, world: trained(recipes[name], world))
+    found = {name: batches.of(name) for name in recipes}
+    for name, of_ranks in found.items():
+        assert all(of_rank["losses"] == of_ranks[0]["losses"] for of_rank in of_ranks), name
+    return {name: of_ranks[0] for name, of_ranks in found.items()}
 
 
 PLAIN = "as it is"

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.rank_batches import RankBatches
 from tests.tiny_models import of_every_family
 
 from penstock.models import FAMILIES
@@ -11,7 +12,6 @@ from penstock.nn.init import init_weights
 from penstock.parallel.layout import RankLayout
 from penstock.parallel.mesh import make_mesh
 from penstock.parallel.sharding.fsdp import shard
-from penstock.testing.ranks import on_ranks
 from penstock.train.loss import next_token_loss
 
 SIZES = {
@@ -52,16 +52,14 @@ def gradients(config, world=None):
     return total.item(), whole
 
 
-def both(world):
-    results = {}
-    for family, config in CONFIGS.items():
-        results[family] = gradients(config, world), gradients(config)
-    return results
-
-
 @pytest.fixture(scope="module")
 def results():
-    return on_ranks(both, ranks=2)
+    """The loss and gradients of a family on two ranks and of each of them alone."""
+
+    def both(family, world):
+        return gradients(CONFIGS[family], world), gradients(CONFIGS[family])
+
+    return RankBatches(dict.fromkeys(CONFIGS, 2), both)
 
 
 def test_every_family_is_tried():
@@ -71,10 +69,10 @@ def test_every_family_is_tried():
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_sharded_model_has_the_loss_and_gradients_of_one_process(results, family):
     """Sums of float32 in another order: 1e-5 of a loss that sums 64 labels, 1e-6 of the largest gradient."""
-    (_, expected), losses = results[0][family][1], [rank[family][0][0] for rank in results]
-    assert sum(losses) == pytest.approx(results[0][family][1][0], rel=1e-5)
-    for rank in results:
-        sharded = rank[family][0][1]
+    of_ranks = results.of(family)
+    _, (loss, expected) = of_ranks[0]
+    assert sum(part for (part, _), _ in of_ranks) == pytest.approx(loss, rel=1e-5)
+    for (_, sharded), _ in of_ranks:
         assert sharded.keys() == expected.keys()
         for name, gradient in expected.items():
             assert gradient.abs().max() > 0, name

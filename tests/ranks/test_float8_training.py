@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.rank_batches import RankBatches
 
 from penstock.nn.linear.float8 import RECIPES
 from penstock.parallel.ethernet.all_to_all import MESSAGES
@@ -61,9 +62,10 @@ def all_losses(
         name: build_recipe(raw_recipe(corpus, folder / f"{name}-{ranks}", **sections))
         for name, sections in cases.items()
     }
-    results = on_ranks(lambda world: {n: losses_of(r, world) for n, r in recipes.items()}, ranks=ranks)
-    assert all(result == results[0] for result in results)
-    return results[0]
+    batches = RankBatches(dict.fromkeys(recipes, ranks), lambda name, world: losses_of(recipes[name], world))
+    found = {name: batches.of(name) for name in recipes}
+    assert all(losses == of_ranks[0] for of_ranks in found.values() for losses in of_ranks)
+    return {name: of_ranks[0] for name, of_ranks in found.items()}
 
 
 SENT: dict[str, Any] = {"precision": {"linear": "float8_rowwise"}, "ethernet": {"gather": "float8"}}

@@ -32,20 +32,22 @@ RULES = {
 
 @pytest.fixture(scope="module")
 def by_rule(corpus, tmp_path_factory):
-    """What each rule trains in a plain loop, and on two ranks; all rules in the same processes."""
+    """A function that returns what a rule trains in a plain loop, and on two ranks."""
     folder = tmp_path_factory.mktemp("rules")
     recipes = {name: recipe_of(corpus, folder / name, outer=outer) for name, outer in RULES.items()}
-    (plain,) = on_ranks(
-        lambda world: {n: PlainIslands(r, world, islands=2).train() for n, r in recipes.items()}, ranks=1
-    )
-    of_ranks = on_ranks(lambda world: {n: trained(r, world) for n, r in recipes.items()}, ranks=2)
-    return {name: (plain[name], [found[name] for found in of_ranks]) for name in RULES}
+
+    def plainly(name, world):
+        return PlainIslands(recipes[name], world, islands=2).train()
+
+    plain = RankBatches(dict.fromkeys(RULES, 1), plainly)
+    of_ranks = RankBatches(dict.fromkeys(RULES, 2), lambda name, world: trained(recipes[name], world))
+    return lambda name: (plain.of(name)[0], of_ranks.of(name))
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_islands_train_as_a_plain_loop_does(by_rule, rule):
     """1e-5 over 12 steps of AdamW: sums of float32 in another order."""
-    (losses, weights), of_ranks = by_rule[rule]
+    (losses, weights), of_ranks = by_rule(rule)
     for records, shown, _ in of_ranks:
         assert losses_of(records) == pytest.approx(losses, abs=1e-5)
         for name, weight in shown.items():
@@ -124,24 +126,25 @@ def test_islands_of_sgd_that_meet_after_every_step_are_plain_data_parallel(corpu
 
 @pytest.fixture(scope="module")
 def in_bits(corpus, tmp_path_factory):
-    """What each of two ranks begins with, and what it trains with outer gradients in 32, 8 and 4 bits."""
+    """What each of two ranks begins with, and what it trains with outer gradients in so many bits."""
     folder = tmp_path_factory.mktemp("bits")
     recipes = {
-        bits: recipe_of(corpus, folder / str(bits), outer={"every": 4, "bits": bits}) for bits in (32, 8, 4)
+        str(bits): recipe_of(corpus, folder / str(bits), outer={"every": 4, "bits": bits})
+        for bits in (32, 8, 4)
     }
 
-    def work(world):
-        first = whole(dict(open_state(recipes[32], world).model.named_parameters()))
-        return first, {bits: trained(recipe, world) for bits, recipe in recipes.items()}
+    def work(bits, world):
+        first = whole(dict(open_state(recipes[bits], world).model.named_parameters()))
+        return first, trained(recipes[bits], world)
 
-    return on_ranks(work, ranks=2)
+    return RankBatches(dict.fromkeys(recipes, 2), work)
 
 
 @pytest.mark.parametrize(("bits", "worst"), [(8, 0.01), (4, 0.15)])
 def test_outer_gradients_in_few_bits_stay_near_float32(in_bits, bits, worst):
     """8 bits are wrong by up to 1/254 of a block's largest number, 4 by 1/14, and that twice."""
-    (first, one), (_, other) = in_bits
-    (expected, weights, _), (records, shown, own), (_, same, _) = one[32], one[bits], other[bits]
+    (first, (expected, weights, _)), _ = in_bits.of("32")
+    (_, (records, shown, own)), (_, (_, same, _)) = in_bits.of(str(bits))
     assert losses_of(records)[:4] == losses_of(expected)[:4], "before the first meeting"
     assert losses_of(records) == pytest.approx(losses_of(expected), abs=worst)
     moved = math.sqrt(sum((weights[n] - first[n]).square().sum().item() for n in weights))

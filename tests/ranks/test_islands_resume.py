@@ -42,16 +42,15 @@ def stopped(corpus, tmp_path_factory):
     """What each of two ranks trains up to each stop, and what two new processes train after it."""
     folder = tmp_path_factory.mktemp("stopped")
     recipes = {name: recipe_of(corpus, folder / name, outer=STREAMING) for name in STOPS}
-    first = on_ranks(
-        lambda world: {name: trained(r, world, stop_at=STOPS[name]) for name, r in recipes.items()}, ranks=2
-    )
-    rest = on_ranks(lambda world: {name: trained(r, world) for name, r in recipes.items()}, ranks=2)
-    return {name: ([found[name] for found in first], [found[name] for found in rest]) for name in STOPS}
+    ranks = dict.fromkeys(STOPS, 2)
+    first = RankBatches(ranks, lambda name, world: trained(recipes[name], world, stop_at=STOPS[name]))
+    rest = RankBatches(ranks, lambda name, world: trained(recipes[name], world))
+    return lambda name: (first.of(name), rest.of(name))
 
 
 @pytest.mark.parametrize("stop", STOPS)
 def test_a_run_stopped_between_two_meetings_resumes_to_the_same_bits(unstopped, stopped, stop):
-    first, rest = stopped[stop]
+    first, rest = stopped(stop)
     assert any(not torch.equal(first[0][2][name], first[1][2][name]) for name in first[0][2]), (
         "islands differ"
     )
@@ -138,19 +137,27 @@ def left(corpus, tmp_path_factory):
         state = open_state(recipe, world)
         return whole(training_tensors(state.model, state.optimizer))
 
-    def go_on(world):
-        return {n: (tensors(plain[n], world), trained(plain[n], world)[0]) for n in LEFT}
+    def until_left(name, world):
+        trained(islands[name], world, stop_at=LEFT[name])
 
-    on_ranks(lambda world: [trained(islands[n], world, stop_at=step) for n, step in LEFT.items()], ranks=2)
-    (expected,) = on_ranks(lambda world: {n: tensors(islands[n], world) for n in LEFT}, ranks=1)
-    of_ranks = on_ranks(go_on, ranks=2)
-    return {n: (expected[n], [found[n] for found in of_ranks]) for n in LEFT}
+    def go_on(name, world):
+        return tensors(plain[name], world), trained(plain[name], world)[0]
+
+    before = RankBatches(dict.fromkeys(LEFT, 2), until_left)
+    alone = RankBatches(dict.fromkeys(LEFT, 1), lambda name, world: tensors(islands[name], world))
+    after = RankBatches(dict.fromkeys(LEFT, 2), go_on)
+
+    def found(name):
+        before.of(name)
+        return alone.of(name)[0], after.of(name)
+
+    return found
 
 
 @pytest.mark.parametrize("where", LEFT)
 def test_a_run_with_islands_goes_on_without_them_as_one_with_one_island_would(left, where):
     """The same outer step on both ranks, and the moments of the first island."""
-    expected, of_ranks = left[where]
+    expected, of_ranks = left(where)
     for found, records in of_ranks:
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -187,20 +194,19 @@ def in_bfloat16(corpus, tmp_path_factory):
         }
         for name in ("whole", "cut")
     )
-    begun = on_ranks(
-        lambda world: {
-            n: (trained(at_once[n], world), trained(cut[n], world, stop_at=6)) for n in IN_BFLOAT16
-        },
-        ranks=2,
-    )
-    resumed = on_ranks(lambda world: {n: trained(cut[n], world) for n in IN_BFLOAT16}, ranks=2)
-    return {n: list(zip([f[n] for f in begun], [f[n] for f in resumed], strict=True)) for n in IN_BFLOAT16}
+
+    def begin(weights, world):
+        return trained(at_once[weights], world), trained(cut[weights], world, stop_at=6)
+
+    begun = RankBatches(dict.fromkeys(IN_BFLOAT16, 2), begin)
+    resumed = RankBatches(dict.fromkeys(IN_BFLOAT16, 2), lambda weights, world: trained(cut[weights], world))
+    return lambda weights: zip(begun.of(weights), resumed.of(weights), strict=True)
 
 
 @pytest.mark.parametrize("weights", IN_BFLOAT16)
 def test_islands_keep_weights_in_bfloat16(in_bfloat16, weights):
     """The outer weights are float32 either way; resumed in the middle, all bits come back."""
-    for ((records, shown, own), _), (rest, found, _) in in_bfloat16[weights]:
+    for ((records, shown, own), _), (rest, found, _) in in_bfloat16(weights):
         assert losses_of(rest) == losses_of(records)[6:]
         assert all(torch.equal(found[name], shown[name]) for name in shown)
         assert {weight.dtype for weight in own.values()} == {torch.bfloat16}

@@ -5,14 +5,13 @@ from functools import partial
 import pytest
 import torch
 from tests.peft_loop import folder_of
-from tests.rank_batches import import_compiler
+from tests.rank_batches import RankBatches, import_compiler
 from transformers import Qwen3Config
 
 from penstock.nn.dtensor import detached_local
 from penstock.parallel import apply as apply_module
 from penstock.parallel.apply import compile_blocks
 from penstock.testing.corpora import write_corpus
-from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
 from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
@@ -107,8 +106,8 @@ def trained(recipe, world, *, with_fsdp, backend="aot_eager", stop_at=None):
 
 @pytest.fixture(scope="module")
 def found(corpus, base, tmp_path_factory):
-    """What each way trains with FSDP and without, by rank; ways of as many ranks in the same processes."""
-    folder, found = tmp_path_factory.mktemp("ways"), {}
+    """What each way trains with FSDP and without, by rank."""
+    folder = tmp_path_factory.mktemp("ways")
     import_compiler()
 
     def both(way, world):
@@ -124,53 +123,48 @@ def found(corpus, base, tmp_path_factory):
             for fsdp in (True, False)
         ]
 
-    for ranks in (1, 2):
-        ways = [way for way in WAYS if WAYS[way].get("ranks", 1) == ranks]
-        for of_rank in on_ranks(
-            lambda world, ways=ways: {way: both(way, world) for way in ways}, ranks=ranks
-        ):
-            for way in ways:
-                found.setdefault(way, []).append(of_rank[way])
-    return found
+    return RankBatches({way: settings.get("ranks", 1) for way, settings in WAYS.items()}, both)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_losses_and_weights_are_those_of_fsdp_to_the_bit(way, found):
     """In bfloat16, but where it says float32."""
-    for (their_steps, theirs), (our_steps, ours) in found[way]:
+    for (their_steps, theirs), (our_steps, ours) in found.of(way):
         assert our_steps == their_steps
         assert ours.keys() == theirs.keys()
         different = [name for name in theirs if not torch.equal(ours[name], theirs[name])]
         assert not different
 
 
-REOPENED = [(way, with_fsdp) for way in ("bfloat16", "masters", "tied") for with_fsdp in (True, False)]
+REOPENED = {
+    f"{way}, {'with' if first_with_fsdp else 'without'} FSDP first": (way, first_with_fsdp)
+    for way in ("bfloat16", "masters", "tied")
+    for first_with_fsdp in (True, False)
+}
 
 
 @pytest.fixture(scope="module")
 def reopened(corpus, tmp_path_factory):
     """What a way trains whose first step is with FSDP, or the rest of them, in the same process."""
     recipes = {
-        (way, with_fsdp): recipe_of(corpus, tmp_path_factory.mktemp("parts"), **WAYS[way])
-        for way, with_fsdp in REOPENED
+        case: recipe_of(corpus, tmp_path_factory.mktemp("parts"), **WAYS[way])
+        for case, (way, _) in REOPENED.items()
     }
 
-    def in_turn(recipe, world, with_fsdp):
-        first, _ = trained(recipe, world, with_fsdp=with_fsdp, stop_at=1)
-        rest, tensors = trained(recipe, world, with_fsdp=not with_fsdp)
+    def in_turn(case, world):
+        _, with_fsdp = REOPENED[case]
+        first, _ = trained(recipes[case], world, with_fsdp=with_fsdp, stop_at=1)
+        rest, tensors = trained(recipes[case], world, with_fsdp=not with_fsdp)
         return first + rest, tensors
 
-    (found,) = on_ranks(
-        lambda world: {case: in_turn(recipe, world, case[1]) for case, recipe in recipes.items()}, ranks=1
-    )
-    return found
+    return RankBatches(dict.fromkeys(REOPENED, 1), in_turn)
 
 
-@pytest.mark.parametrize("case", REOPENED, ids=str)
+@pytest.mark.parametrize("case", REOPENED)
 def test_a_checkpoint_of_each_opens_in_the_other_with_every_bit(reopened, found, case):
-    way, _ = case
-    ((_, (expected, theirs)),) = found[way]
-    steps, ours = reopened[case]
+    way, _ = REOPENED[case]
+    ((_, (expected, theirs)),) = found.of(way)
+    ((steps, ours),) = reopened.of(case)
     assert steps == expected
     assert len(steps) == STEPS
     assert ours.keys() == theirs.keys()
