@@ -41,7 +41,7 @@ with contextlib.suppress(ImportError):  # not on Windows
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_fields(parser, ModelOptions, "path")
+    add_fields(parser, ModelOptions)
     parser.add_argument("--system", metavar="TEXT", help="instruction before the conversation")
     add_answer_arguments(parser)
 

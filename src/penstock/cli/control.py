@@ -38,7 +38,15 @@ from pathlib import Path
 from typing import Annotated
 
 from penstock.cli.mixture_table import table
-from penstock.cli.options import RunOptions, add_fields, fields_of, options_of, shares, step_range
+from penstock.cli.options import (
+    OutputOptions,
+    RunOptions,
+    add_fields,
+    fields_of,
+    options_of,
+    shares,
+    step_range,
+)
 from penstock.core import clock
 from penstock.core.errors import UsageError
 from penstock.core.units import duration
@@ -63,7 +71,7 @@ class ControlOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_fields(parser, RunOptions, "run")
+    add_fields(parser, RunOptions)
     wanted = parser.add_mutually_exclusive_group()
     add_fields(wanted, ControlRequest, "stop", checkpoint="--save")
     add_fields(wanted, ControlOptions, "weights")
@@ -72,13 +80,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_fields(wanted, ControlRequest, "extend")
     add_fields(parser, ControlRequest, "at_step", "reason")
     add_fields(parser, ControlOptions, "timeout_s")
-    add_fields(parser, RunOptions, "json")
+    add_fields(parser, OutputOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the mixture, or send a request and wait for the reply."""
-    options, of_run = options_of(arguments, ControlOptions), options_of(arguments, RunOptions)
-    folder, as_json = of_run.run, of_run.json
+    options = options_of(arguments, ControlOptions)
+    folder, as_json = options_of(arguments, RunOptions).run, options_of(arguments, OutputOptions).json
     request = _request(arguments, options)
     if request is None:
         view = mixture_view(open_run(folder))

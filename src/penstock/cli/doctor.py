@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from penstock.cli.options import JobOptions, add_fields, fields_of, options_of
+from penstock.cli.options import add_fields, fields_of, options_of
 from penstock.cli.streams import complain, explain
 from penstock.core import env
 from penstock.core.checks import check_seconds
@@ -40,6 +40,8 @@ _STDOUT = Path("-")
 class DoctorOptions:
     """Options of the doctor that are not about a check."""
 
+    processes: int = 1
+    """Processes on this machine."""
     timeout_s: float = 20.0
     """Timeout of a message between nodes."""
     out: Annotated[Path | None, "FILE"] = None
@@ -62,14 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         networks="--network",
         expected_gpus="--expect-gpus",
     )
-    add_fields(parser, JobOptions, "processes")
     add_fields(parser, DoctorOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the checks and print the report."""
     given, options = fields_of(arguments, CheckOptions), options_of(arguments, DoctorOptions)
-    processes: int = fields_of(arguments, JobOptions)["processes"]
     check_seconds("--seconds", given["seconds"])
     check_seconds("--timeout", options.timeout_s)
     for option in ("out", "exclude", "json"):
@@ -79,16 +79,16 @@ def run(arguments: argparse.Namespace) -> int:
         from penstock.doctor.checks.object_store import place_of
 
         place_of(given["store"])  # an invalid address is refused before measuring
-    check_processes(processes)
+    check_processes(options.processes)
     env.silence_torch()
     import penstock.doctor.run_checks  # torch; imported once, before processes fork
 
     only = _check_names(options.checks, penstock.doctor.run_checks.CHECKS)
     checks = CheckOptions(only=only, **given)
 
-    if processes == 1:
+    if options.processes == 1:
         return _examine(checks, options)
-    outcome = run_processes(lambda: _examine(checks, options), explain, processes=processes)
+    outcome = run_processes(lambda: _examine(checks, options), explain, processes=options.processes)
     for message in outcome.messages:
         complain(message)
     return outcome.code

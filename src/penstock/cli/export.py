@@ -17,7 +17,7 @@ exit codes: 0 done, 1 no model or a damaged one, or the folder cannot be written
 import argparse
 import json
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -48,27 +48,24 @@ class ExportOptions:
     """New folder; never overwritten."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Dtype of the written weights. None: bfloat16; of adapters, theirs."""
-    ignored_keys: tuple[str, ...] = ()
-    """Values of --ignore-key."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    names = ("checkpoint", "merge", "base", "step", "out", "dtype")
-    add_fields(parser, ExportOptions, *names)
+    add_fields(parser, ExportOptions)
     add_ignore_key(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Export; return the exit code."""
-    options = replace(options_of(arguments, ExportOptions), ignored_keys=ignored_keys(arguments))
+    options = options_of(arguments, ExportOptions)
     path = options.checkpoint
     saved = _adapter_checkpoint(path, step=options.step)
     has_adapter = saved is not None or is_adapter(path)
     _check(options, has_adapter=has_adapter, is_folder=saved is None)
     if saved is not None and not options.merge:
         return _export_adapter(saved, options)
-    return _export_model(options, merges=has_adapter and saved is None)
+    return _export_model(options, merges=has_adapter and saved is None, ignored=ignored_keys(arguments))
 
 
 def _check(options: ExportOptions, *, has_adapter: bool, is_folder: bool) -> None:
@@ -151,11 +148,12 @@ def _size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def _export_model(options: ExportOptions, *, merges: bool) -> int:
+def _export_model(options: ExportOptions, *, merges: bool, ignored: tuple[str, ...]) -> int:
     """Write a model; return the exit code.
 
     Args:
         merges: CHECKPOINT is an adapter's folder.
+        ignored: values of --ignore-key.
     """
     import torch  # here and below: not needed for --help
 
@@ -167,13 +165,9 @@ def _export_model(options: ExportOptions, *, merges: bool) -> int:
     if merges:
         from penstock.checkpoint.adapter_run import open_with_adapter
 
-        model, tokenizer_path = open_with_adapter(
-            options.checkpoint, base=options.base, ignored_keys=options.ignored_keys
-        )
+        model, tokenizer_path = open_with_adapter(options.checkpoint, base=options.base, ignored_keys=ignored)
     else:
-        model, tokenizer_path = open_model(
-            options.checkpoint, step=options.step, ignored_keys=options.ignored_keys
-        )
+        model, tokenizer_path = open_model(options.checkpoint, step=options.step, ignored_keys=ignored)
     dtype = options.dtype or "bfloat16"
     files: dict[str, str] = {}
     eos_id: int | list[int] | None = None

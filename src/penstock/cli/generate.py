@@ -17,6 +17,7 @@ import sys
 
 from penstock.cli.options import (
     ModelOptions,
+    OutputOptions,
     add_answer_arguments,
     add_fields,
     alone,
@@ -29,24 +30,24 @@ from penstock.engine.request import OutputDelta, Request
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_fields(parser, ModelOptions, "path")
+    add_fields(parser, ModelOptions)
     parser.add_argument(
         "--prompt", required=True, metavar="TEXT", help="text to continue; - reads standard input"
     )
     add_answer_arguments(parser)
-    add_fields(parser, ModelOptions, "json")
+    add_fields(parser, OutputOptions, more={"json": ", one object when done"})
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Generate; return the exit code."""
     params_of(arguments)  # refuses wrong values before the model is opened
-    prompt, options = _prompt(arguments.prompt), options_of(arguments, ModelOptions)
+    prompt = _prompt(arguments.prompt)
     from penstock.engine.llm import LLM  # torch, which a help text and a refusal do without
 
-    with LLM(options.path, alone(arguments)) as llm:
+    with LLM(options_of(arguments, ModelOptions).path, alone(arguments)) as llm:
         request = llm.request(prompt, params_of(arguments, llm.default_sampling))
         pieces = llm.stream(request)
-        if options.json:
+        if options_of(arguments, OutputOptions).json:
             record = _record(prompt, request, list(pieces))
             print(json.dumps(record, ensure_ascii=False))
         else:

@@ -19,7 +19,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from penstock.cli.options import Positional, add_fields, add_recipe_settings, options_of, recipe_settings
+from penstock.cli.options import (
+    Positional,
+    add_fields,
+    add_recipe_settings,
+    fields_of,
+    options_of,
+    recipe_settings,
+)
 from penstock.cli.streams import note
 from penstock.core import clock
 from penstock.core.files import check_folder_of
@@ -117,7 +124,7 @@ def _of_serving(
     from penstock.engine.model_runner.kv_cache import type_of_pages
     from penstock.engine.model_runner.open import open_config
 
-    config = options_of(arguments, EngineConfig)
+    config = EngineConfig(**fields_of(arguments, EngineConfig))
     model = open_config(options.model, ignored_keys=config.ignored_keys)
     dtype = torch.float32 if config.weights == "float32" else torch.bfloat16
     pages = type_of_pages(config.cache, dtype=dtype, head_dim=model.size_of_head)

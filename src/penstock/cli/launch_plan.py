@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from penstock.checkpoint.find import saved_of
 from penstock.checkpoint.layout import INDEX_FILE
 from penstock.cli.options import (
-    JobOptions,
+    RecipeOptions,
     add_fields,
     add_recipe_settings,
     fields_of,
@@ -64,6 +64,8 @@ class LaunchPlan:
 class LaunchOptions:
     """Options of a launch from which fields of `RunSpec` are made."""
 
+    oversubscribe: bool = False
+    """Start more than 4 processes on a core, or more than fits into the memory."""
     processes: int | None = None
     """Processes of a node. None: the cluster file's devices, or 1."""
     name: str = ""
@@ -93,9 +95,8 @@ class SharedOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options that all engines share."""
-    add_fields(parser, JobOptions, "recipe")
+    add_fields(parser, RecipeOptions, "recipe")
     add_recipe_settings(parser)
-    add_fields(parser, JobOptions, "oversubscribe")
     add_fields(parser, LaunchOptions)
     add_fields(parser, RunSpec, "grace_s", "idle_starts", networks="--network")
     add_fields(parser, SharedOptions)
@@ -111,10 +112,10 @@ def planned(arguments: argparse.Namespace, **of_engine: Any) -> LaunchPlan:  # A
     Raises:
         UsageError: the recipe or an option is wrong.
     """
-    job, options = options_of(arguments, JobOptions), options_of(arguments, LaunchOptions)
+    recipe, options = options_of(arguments, RecipeOptions).recipe, options_of(arguments, LaunchOptions)
     shared = options_of(arguments, SharedOptions)
-    raw = read_recipe(job.recipe, recipe_settings(arguments))
-    check_no_secret(raw, where=f"The recipe {job.recipe}")
+    raw = read_recipe(recipe, recipe_settings(arguments))
+    check_no_secret(raw, where=f"The recipe {recipe}")
     tunes = "tune" in raw
     check_command(raw, tunes=tunes)
     build: Callable[[Raw], TrainConfig] = of_engine.pop("build", build_recipe)
@@ -128,7 +129,7 @@ def planned(arguments: argparse.Namespace, **of_engine: Any) -> LaunchPlan:  # A
         command=(
             "tune" if tunes else "train",
             str(folder.path / RECIPE_FILE),
-            *(["--oversubscribe"] if job.oversubscribe else []),
+            *(["--oversubscribe"] if options.oversubscribe else []),
         ),
         run_dir=str(run),
         work_dir=str(Path.cwd()),

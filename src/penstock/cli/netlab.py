@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from penstock.cli.options import (
-    JobOptions,
+    RecipeOptions,
     add_fields,
     add_recipe_settings,
     fields_of,
@@ -68,6 +68,8 @@ class TrialOptions:
     """Ranks on each host."""
     steps: int = 5
     """Steps to train; all but the first are measured."""
+    oversubscribe: bool = False
+    """Start more than 4 ranks on a core."""
     json: bool = False
     """Print JSON."""
 
@@ -82,26 +84,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_fields(command, JobOptions, "recipe")
+    add_fields(command, RecipeOptions, "recipe")
     add_fields(command, Topology, num_hosts="--hosts", num_nics="--nics")
     add_fields(command, Link, "rate")
     add_fields(command, TrialOptions, "latency", "processes_per_host", "steps")
     add_recipe_settings(command)
-    add_fields(command, JobOptions, "oversubscribe")
-    add_fields(command, TrialOptions, "json")
+    add_fields(command, TrialOptions, "oversubscribe", "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train on emulated hosts and print the measurements."""
-    job, options = options_of(arguments, JobOptions), options_of(arguments, TrialOptions)
-    recipe = load_recipe(job.recipe, recipe_settings(arguments))
+    options = options_of(arguments, TrialOptions)
+    recipe = load_recipe(options_of(arguments, RecipeOptions).recipe, recipe_settings(arguments))
     topology = Topology(
         **fields_of(arguments, Topology),
-        link=options_of(arguments, Link),
+        link=Link(**fields_of(arguments, Link)),
         latency_s=parse_latency(options.latency),
     )
     ranks = topology.num_hosts * options.processes_per_host
-    check_processes(ranks, oversubscribe=job.oversubscribe)
+    check_processes(ranks, oversubscribe=options.oversubscribe)
     silence_torch()  # of the store, whose waits begin short
     from penstock.train.emulated import Emulation  # torch; imported once, before processes fork
 

@@ -16,7 +16,17 @@ from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from penstock.cli.streams import utf8_text
 from penstock.core.checks import MAX_SECONDS
@@ -26,6 +36,9 @@ from penstock.core.errors import UsageError
 from penstock.core.units import Count, parse_count
 from penstock.engine.config import EngineConfig
 from penstock.engine.sampling_params import Params, Sampling
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 OF_MODEL_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Fields of `Sampling` whose defaults are those of the model's generation_config.json, else the field's."""
@@ -38,7 +51,7 @@ MODEL_FIELDS = (
 OF_MODEL: Final = argparse.SUPPRESS
 """Default of an option whose value is the model's unless it is given; `fields_of` then leaves it out."""
 
-_Options = TypeVar("_Options")
+_Options = TypeVar("_Options", bound="DataclassInstance")
 _OTHERWISE = re.compile(r"(.*?)[;.,]? ?\b(?:None|False|[Ee]mpty): (.*)")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -48,21 +61,13 @@ class Positional(str):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions:
-    """Options of a job that runs a recipe on this machine."""
+class RecipeOptions:
+    """Options of a command about a recipe."""
 
     recipe: Annotated[Path, Positional("RECIPE")]
     """TOML file; see `penstock recipes`."""
     set: Annotated[tuple[str, ...], "SECTION.KEY=VALUE"] = ()
     """Override a recipe key."""
-    processes: int = 1
-    """Processes on this machine."""
-    oversubscribe: bool = False
-    """Start more than 4 processes on a core, or more than fits into the memory."""
-    dry_run: bool = False
-    """Print the resolved recipe and what follows from it, then stop."""
-    json: bool = False
-    """With --dry-run: print JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +76,6 @@ class RunOptions:
 
     run: Annotated[Path, Positional("RUN")]
     """Folder of the run."""
-    json: bool = False
-    """Print JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +84,6 @@ class CorpusOptions:
 
     corpus: Annotated[str, Positional("CORPUS")]
     """Folder, address, or FORMAT:PATH[,option=value,...]."""
-    json: bool = False
-    """Print JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +92,24 @@ class ModelOptions:
 
     path: Annotated[Path, Positional("PATH")]
     """Run, checkpoint or Hugging Face folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """Options of answers that are neither of sampling nor of the engine."""
+
     greedy: bool = False
     """Always the likeliest token."""
     adapter: Annotated[Path | None, "FOLDER"] = None
     """A LoRA adapter of this model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputOptions:
+    """Format of what a command prints."""
+
     json: bool = False
-    """Print one JSON object when done."""
+    """Print JSON."""
 
 
 def add_fields(
@@ -224,12 +237,16 @@ def fields_of(arguments: argparse.Namespace, kind: type) -> dict[str, Any]:  # A
 
 
 def options_of(arguments: argparse.Namespace, kind: type[_Options]) -> _Options:
-    """Return a dataclass of the values of the options that `add_fields` declared for it.
+    """Return a dataclass of the values of its options; `add_fields` has declared one for each field.
 
     Raises:
+        TypeError: a field has no option. Its default would pass for what the user chose.
         UsageError: the dataclass refuses a value.
     """
-    return kind(**fields_of(arguments, kind))
+    given = fields_of(arguments, kind)
+    if missing := {field.name for field in dataclasses.fields(kind)} - set(given):
+        raise TypeError(f"{kind.__name__} has fields without options: {', '.join(sorted(missing))}")
+    return kind(**given)
 
 
 def field_texts(kind: type) -> dict[str, str]:
@@ -358,7 +375,7 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
     drawn = parser.add_mutually_exclusive_group()
     of_model = dict.fromkeys(OF_MODEL_FIELDS, OF_MODEL)
     add_fields(drawn, Sampling, "temperature", defaults=of_model)
-    add_fields(drawn, ModelOptions, "greedy")
+    add_fields(drawn, AnswerOptions, "greedy")
     add_fields(
         parser,
         Sampling,
@@ -367,7 +384,7 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
         defaults=of_model,
     )
     engine = parser.add_argument_group("engine")
-    add_fields(engine, ModelOptions, "adapter")
+    add_fields(engine, AnswerOptions, "adapter")
     add_fields(engine, EngineConfig, *MODEL_FIELDS)
     add_ignore_key(engine)
 
@@ -379,7 +396,7 @@ def add_ignore_key(group: argparse._ActionsContainer) -> None:
 
 def add_recipe_settings(parser: argparse.ArgumentParser) -> None:
     """Declare --set and --ignore-key, for all commands that take a recipe."""
-    add_fields(parser, JobOptions, "set")
+    add_fields(parser, RecipeOptions, "set")
     add_ignore_key(parser)
 
 
@@ -392,7 +409,7 @@ def ignored_keys(arguments: argparse.Namespace) -> tuple[str, ...]:
 def recipe_settings(arguments: argparse.Namespace) -> list[str]:
     """Return the values of --set, with those of --ignore-key as a setting of the recipe."""
     ignored = ignored_keys(arguments)
-    settings = fields_of(arguments, JobOptions)["set"]
+    settings = fields_of(arguments, RecipeOptions)["set"]
     return [*settings, *([f"model.ignored_keys={json.dumps(ignored)}"] if ignored else [])]
 
 
@@ -403,7 +420,7 @@ def params_of(arguments: argparse.Namespace, default: Sampling | None = None) ->
         default: sampling of the model, for options that are not given; None: it is not open yet.
     """
     sampling = replace(default or Sampling(), **fields_of(arguments, Sampling))
-    params, options = options_of(arguments, Params), options_of(arguments, ModelOptions)
+    params, options = Params(**fields_of(arguments, Params)), options_of(arguments, AnswerOptions)
     return replace(
         params,
         sampling=replace(sampling, temperature=0.0) if options.greedy else sampling,
@@ -414,6 +431,6 @@ def params_of(arguments: argparse.Namespace, default: Sampling | None = None) ->
 
 def alone(arguments: argparse.Namespace) -> EngineConfig:
     """Return an engine for one person: room for one answer."""
-    adapter = options_of(arguments, ModelOptions).adapter
+    adapter = options_of(arguments, AnswerOptions).adapter
     adapters = {} if adapter is None else {_ADAPTER: adapter}
     return EngineConfig(max_sequences=1, adapters=adapters, **fields_of(arguments, EngineConfig))

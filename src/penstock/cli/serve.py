@@ -44,7 +44,7 @@ _PACKAGES = ("fastapi", "uvicorn", "httptools", "prometheus_client")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_fields(parser, ModelOptions, "path")
+    add_fields(parser, ModelOptions)
     add_fields(parser, ServerOptions, "name", "json", "dry_run", "verbose")
     add_options(parser)
 

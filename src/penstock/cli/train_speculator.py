@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from penstock.cli.options import (
     ModelOptions,
+    OutputOptions,
     add_fields,
     add_ignore_key,
     fields_of,
@@ -59,12 +60,12 @@ class SpeculatorOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_fields(parser, ModelOptions, "path")
+    add_fields(parser, ModelOptions)
     add_fields(parser, SpeculatorOptions, "data", "out")
     add_fields(parser, SpeculatorTraining, "steps", num_heads="--heads")
     add_fields(parser, SpeculatorTraining, "batch_size", "seed", "inner_dim", "learning_rate")
     add_fields(parser, SpeculatorOptions, "sequence_length")
-    add_fields(parser, ModelOptions, "json")
+    add_fields(parser, OutputOptions, more={"json": ", one object when done"})
     add_ignore_key(parser)
 
 
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         accepted = _train(arguments, flag, begin)
     if accepted is None:
         return EXIT_STOPPED
-    if options_of(arguments, ModelOptions).json:
+    if options_of(arguments, OutputOptions).json:
         steps = fields_of(arguments, SpeculatorTraining)["steps"]
         out = options_of(arguments, SpeculatorOptions).out
         print(json.dumps({"out": str(out), "steps": steps, **asdict(accepted)}))

@@ -6,10 +6,11 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
-from penstock.cli.options import JobOptions, add_fields, add_recipe_settings, options_of, recipe_settings
+from penstock.cli.options import RecipeOptions, add_fields, add_recipe_settings, options_of, recipe_settings
 from penstock.cli.streams import complain, explain, note, warn
 from penstock.core import env, log
 from penstock.core.config import Raw
@@ -27,11 +28,25 @@ from penstock.train.resolve.load import build_recipe, check_command, read_recipe
 from penstock.train.resolve.summary import derive
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """Options of a job on this machine."""
+
+    processes: int = 1
+    """Processes on this machine."""
+    oversubscribe: bool = False
+    """Start more than 4 processes on a core, or more than fits into the memory."""
+    dry_run: bool = False
+    """Print the resolved recipe and what follows from it, then stop."""
+    json: bool = False
+    """With --dry-run: print JSON."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_fields(parser, JobOptions, "recipe")
+    add_fields(parser, RecipeOptions, "recipe")
     add_recipe_settings(parser)
-    add_fields(parser, JobOptions, "processes", "oversubscribe", "dry_run", "json")
+    add_fields(parser, JobOptions)
 
 
 def run_recipe(arguments: argparse.Namespace, *, tunes: bool) -> int:
@@ -47,7 +62,7 @@ def run_recipe(arguments: argparse.Namespace, *, tunes: bool) -> int:
     if not options.dry_run:
         flag.install(end_early)  # before torch is imported: a scheduler may ask only once
         check_processes(options.processes, oversubscribe=options.oversubscribe)
-    raw = read_recipe(options.recipe, recipe_settings(arguments))
+    raw = read_recipe(options_of(arguments, RecipeOptions).recipe, recipe_settings(arguments))
     check_command(raw, tunes=tunes)
     config = build_recipe(raw)
     if options.dry_run:

@@ -141,6 +141,15 @@ def test_a_positional_is_a_field_too(words, expected):
     assert "--report [FILE]" in help_text
 
 
+def test_a_field_without_an_option_does_not_pass_for_its_default():
+    parser = argparse.ArgumentParser()
+    add_fields(parser, Files, "folder", "report")
+    arguments = parser.parse_args(["a"])
+    with pytest.raises(TypeError, match="Files has fields without options: names"):
+        options_of(arguments, Files)
+    assert fields_of(arguments, Files) == {"folder": Path("a"), "report": None}
+
+
 def test_a_positional_that_is_missing_is_named(capsys):
     parser = argparse.ArgumentParser()
     add_fields(parser, Files)
@@ -151,7 +160,7 @@ def test_a_positional_that_is_missing_is_named(capsys):
 
 def test_sampling_that_is_not_given_is_the_models():
     parser = argparse.ArgumentParser()
-    add_fields(parser, ModelOptions, "path")
+    add_fields(parser, ModelOptions)
     add_answer_arguments(parser)
     own = Sampling(temperature=0.6, top_k=20, repetition_penalty=1.1)
     assert params_of(parser.parse_args(["m"]), own).sampling == own

@@ -4,7 +4,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from penstock.cli.options import RunOptions, add_fields, options_of
+from penstock.cli.options import OutputOptions, RunOptions, add_fields, options_of
 from penstock.cli.progress import step_bar
 from penstock.core.units import plural
 from penstock.train.inspect.audit import audit
@@ -27,14 +27,15 @@ exit codes: 0 every sample was read once and unchanged, 1 there are faults, 2 no
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_fields(parser, RunOptions)
+    add_fields(parser, OutputOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Audit a run."""
-    options = options_of(arguments, RunOptions)
+    run = options_of(arguments, RunOptions).run
     with step_bar("audit") as show:
-        result = audit(options.run, progress=show)
-    if options.json:
+        result = audit(run, progress=show)
+    if options_of(arguments, OutputOptions).json:
         print(json.dumps(asdict(result), indent=1))
     else:
         starts = plural(len(result.ranks), "time")

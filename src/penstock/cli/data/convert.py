@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from penstock.cli.options import CorpusOptions, add_fields, options_of
+from penstock.cli.options import CorpusOptions, OutputOptions, add_fields, options_of
 from penstock.cli.progress import Display
 from penstock.core.units import Count, mib, plural
 from penstock.data.tools.convert import SHARD_TOKENS, convert
@@ -38,17 +38,17 @@ class ConvertOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    add_fields(parser, CorpusOptions, "corpus")
+    add_fields(parser, CorpusOptions)
     add_fields(parser, ConvertOptions)
-    add_fields(parser, CorpusOptions, "json")
+    add_fields(parser, OutputOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert a corpus and print a summary."""
-    options, corpus = options_of(arguments, ConvertOptions), options_of(arguments, CorpusOptions)
+    options = options_of(arguments, ConvertOptions)
     with Display() as display:
         manifest = convert(
-            corpus.corpus,
+            options_of(arguments, CorpusOptions).corpus,
             options.out,
             to=options.to,
             shard_tokens=options.shard_tokens,
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     counts = {"tokens": manifest.num_tokens, "documents": manifest.num_documents}
     size = sum(shard.bytes for shard in manifest.shards)
-    if corpus.json:
+    if options_of(arguments, OutputOptions).json:
         rows = {"corpus": str(options.out), **counts, "shards": len(manifest.shards), "bytes": size}
         print(json.dumps({**rows, "fingerprint": manifest.fingerprint}))
     else:

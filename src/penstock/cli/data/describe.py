@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from penstock.cli.data.prepare import learned_lines, learned_of
-from penstock.cli.options import CorpusOptions, add_fields, options_of
+from penstock.cli.options import CorpusOptions, OutputOptions, add_fields, options_of
 from penstock.core.units import mib, parse_count, plural
 from penstock.data.corpus.manifest import Manifest
 from penstock.data.tools.describe import Description, TextSample, describe
@@ -36,16 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=parse_count, metavar="N",
         help="print N documents whole; of conversations, with the learned tokens in colour")  # fmt: skip
     add_fields(parser, CorpusOptions)
+    add_fields(parser, OutputOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the description of a corpus."""
-    options = options_of(arguments, CorpusOptions)
+    corpus = options_of(arguments, CorpusOptions).corpus
     if arguments.rows is None:
-        found = describe(options.corpus)
+        found = describe(corpus)
     else:
-        found = describe(options.corpus, num_samples=arguments.rows, sample_tokens=_WHOLE_TOKENS)
-    if options.json:
+        found = describe(corpus, num_samples=arguments.rows, sample_tokens=_WHOLE_TOKENS)
+    if options_of(arguments, OutputOptions).json:
         print(json.dumps(as_json(found)))
     elif arguments.rows is None or not any(sample.runs for sample in found.samples):
         print("\n".join(as_text(found)))

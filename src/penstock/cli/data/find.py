@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from rich.console import Console
 
-from penstock.cli.options import RunOptions, add_fields, options_of, step_range
+from penstock.cli.options import OutputOptions, RunOptions, add_fields, options_of, step_range
 from penstock.core.errors import UsageError
 from penstock.train.inspect.open_run import open_run
 
@@ -27,21 +27,20 @@ exit codes: 0 found or not, 1 a corpus or checkpoint cannot be read, 2 unknown r
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    add_fields(parser, RunOptions, "run")
+    add_fields(parser, RunOptions)
     parser.add_argument("--document", required=True, metavar="CORPUS:N", help="the document")
     parser.add_argument("--steps", metavar="FIRST:PAST", help="steps to search; default: all of the recipe")
-    add_fields(parser, RunOptions, "json")
+    add_fields(parser, OutputOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the rows that train on a document."""
-    options = options_of(arguments, RunOptions)
     corpus, _, number = arguments.document.rpartition(":")
     if not corpus or not number.isdecimal():
         raise UsageError(
             "--document takes CORPUS:NUMBER", got=arguments.document, fix="Example: --document web:12345."
         )
-    opened = open_run(options.run)
+    opened = open_run(options_of(arguments, RunOptions).run)
     steps = range(1, opened.steps + 1)
     if arguments.steps:
         steps = step_range(arguments.steps, option="--steps")
@@ -53,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         {**asdict(use), "step": use.step + 1, "epoch": use.epoch + 1, "taken": use.step < taken}
         for use in uses
     ]
-    if options.json:
+    if options_of(arguments, OutputOptions).json:
         print(json.dumps({"document": arguments.document, "steps_taken": taken, "uses": found}))
         return 0
     for use in found[:_SHOWN]:

@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from penstock.cli.options import CorpusOptions, add_fields, options_of
+from penstock.cli.options import CorpusOptions, OutputOptions, add_fields, options_of
 from penstock.cli.progress import Display
 from penstock.core.units import mib, plural
 from penstock.data.corpus.open import described
@@ -25,19 +25,20 @@ exit codes: 0 done, 1 no corpus or a damaged one, 2 wrong usage
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add_fields(parser, CorpusOptions)
+    add_fields(parser, OutputOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Index a corpus and print its counts."""
-    options = options_of(arguments, CorpusOptions)
+    corpus = options_of(arguments, CorpusOptions).corpus
     with Display() as display:
         _, manifest = described(
-            parse_spec(options.corpus), on_progress=lambda done, total: display.show("index", done, total)
+            parse_spec(corpus), on_progress=lambda done, total: display.show("index", done, total)
         )
     size = sum(shard.bytes for shard in manifest.shards)
-    if options.json:
+    if options_of(arguments, OutputOptions).json:
         row = {
-            "corpus": options.corpus,
+            "corpus": corpus,
             "format": manifest.format,
             "tokens": manifest.num_tokens,
             "documents": manifest.num_documents,
@@ -50,5 +51,5 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(row))
     else:
         counts = f"{manifest.num_tokens:,} tokens in {plural(manifest.num_documents, 'document')}"
-        print(f"{options.corpus}: {counts}, {mib(size)}, shards: {len(manifest.shards):,}.")
+        print(f"{corpus}: {counts}, {mib(size)}, shards: {len(manifest.shards):,}.")
     return 0

@@ -5,7 +5,7 @@ import json
 from itertools import count
 from pathlib import Path
 
-from penstock.cli.options import RunOptions, add_fields, options_of, step_range
+from penstock.cli.options import OutputOptions, RunOptions, add_fields, options_of, step_range
 from penstock.cli.progress import step_bar
 from penstock.core.units import plural
 from penstock.train.inspect.open_run import open_run
@@ -28,24 +28,23 @@ the folder is not empty
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    add_fields(parser, RunOptions, "run")
+    add_fields(parser, RunOptions)
     parser.add_argument("--steps", required=True, metavar="FIRST:PAST", help="steps, from 1; 7:9 is 7 and 8")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="folder to write, new or empty"
     )
-    add_fields(parser, RunOptions, "json")
+    add_fields(parser, OutputOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the batches."""
-    options = options_of(arguments, RunOptions)
     steps = step_range(arguments.steps, option="--steps")
-    opened = open_run(options.run, fields=FIELDS)
+    opened = open_run(options_of(arguments, RunOptions).run, fields=FIELDS)
     opened.check_step(steps[-1])
     done = count(1)
     with step_bar("replay") as show:
         written = replay(opened, steps, arguments.out, progress=lambda: show(next(done), len(steps)))
-    if options.json:
+    if options_of(arguments, OutputOptions).json:
         print(json.dumps({"out": str(arguments.out), "steps": written}))
     else:
         print(f"{plural(len(written), 'step')} in {arguments.out}")

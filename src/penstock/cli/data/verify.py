@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from penstock.cli.data.describe import parts_of
-from penstock.cli.options import CorpusOptions, add_fields, options_of
+from penstock.cli.options import CorpusOptions, OutputOptions, add_fields, options_of
 from penstock.cli.progress import Display
 from penstock.core.errors import UsageError
 from penstock.core.units import mib, plural
@@ -34,35 +34,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"if it is sound, write {FILE}, with which remote readers verify every 16 KiB",
     )
     add_fields(parser, CorpusOptions)
+    add_fields(parser, OutputOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Verify a corpus; list every fault."""
-    options = options_of(arguments, CorpusOptions)
-    folder = Path(options.corpus)
+    corpus = options_of(arguments, CorpusOptions).corpus
+    folder = Path(corpus)
     if arguments.block_checksums and not folder.is_dir():
         raise UsageError(
             "--block-checksums needs a folder of this machine",
-            got=options.corpus,
+            got=corpus,
             fix="Run it before the upload.",
         )
     with Display() as display:
-        verdict = verify(options.corpus, on_progress=lambda done, total: display.show("verify", done, total))
+        verdict = verify(corpus, on_progress=lambda done, total: display.show("verify", done, total))
     manifest, faults = verdict.manifest, verdict.faults
-    if options.json:
+    if options_of(arguments, OutputOptions).json:
         rows = [{"file": fault.file, "problem": fault.problem} for fault in faults]
-        sound = {"corpus": options.corpus, "sound": not faults, "shards": len(manifest.shards)}
+        sound = {"corpus": corpus, "sound": not faults, "shards": len(manifest.shards)}
         sound |= {"parts": len(manifest.part_ends), "growing": manifest.streamed_parts == 0}
         print(json.dumps({**sound, "tokens": manifest.num_tokens, "faults": rows}))
     elif faults:
         for fault in faults:
-            print(f"{options.corpus.rstrip('/')}/{fault.file}: {fault.problem}")
+            print(f"{corpus.rstrip('/')}/{fault.file}: {fault.problem}")
         print(f"{plural(len(faults), 'fault')}. Restore the named files, or prepare again with --restart.")
     else:
         size = sum(shard.bytes for shard in manifest.shards)
         shards = f"shards: {len(manifest.shards):,}{parts_of(manifest)}"
         counts = f"{manifest.num_tokens:,} tokens, {mib(size)}, {shards}"
-        print(f"{options.corpus} is sound: {counts}.")
+        print(f"{corpus} is sound: {counts}.")
     if arguments.block_checksums and not faults:
         write_block_checksums(folder, [shard.name for shard in manifest.shards])
     return 1 if faults else 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cli.data.describe import printable
-from penstock.cli.options import RunOptions, add_fields, options_of
+from penstock.cli.options import OutputOptions, RunOptions, add_fields, options_of
 from penstock.core.errors import UsageError
 from penstock.core.files import TOKENIZER_FILE
 from penstock.train.inspect.open_run import OpenRun, open_run
@@ -40,17 +40,17 @@ class WhereOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    add_fields(parser, RunOptions, "run")
+    add_fields(parser, RunOptions)
     add_fields(parser, WhereOptions)
-    add_fields(parser, RunOptions, "json", more={"json": ", with the whole text"})
+    add_fields(parser, OutputOptions, more={"json": ", with the whole text"})
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the documents in a row."""
-    options, of_run = options_of(arguments, WhereOptions), options_of(arguments, RunOptions)
-    opened = open_run(of_run.run, fields=ROW_FIELDS)
+    options = options_of(arguments, WhereOptions)
+    opened = open_run(options_of(arguments, RunOptions).run, fields=ROW_FIELDS)
     found = explained(opened, options.step, options.row)
-    if of_run.json:
+    if options_of(arguments, OutputOptions).json:
         print(json.dumps(found))
         return 0
     print(f"step {found['step']:,}, row {found['row']} is sample {found['sample']:,}")

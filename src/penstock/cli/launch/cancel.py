@@ -20,7 +20,7 @@ run was not launched
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_fields(parser, RunOptions, "run")
+    add_fields(parser, RunOptions)
     parser.add_argument("--now", action="store_true", help="kill it without saving")
 
 

@@ -4,8 +4,8 @@ import argparse
 import sys
 
 from penstock.cli import launch_plan
-from penstock.cli.launch_plan import SharedOptions
-from penstock.cli.options import JobOptions, options_of
+from penstock.cli.launch_plan import LaunchOptions, SharedOptions
+from penstock.cli.options import options_of
 from penstock.cli.streams import explain, note
 from penstock.core import log
 from penstock.core.env import num_cores
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     if options.dry_run or options.explain:
         launch_plan.show(plan, render(plan.spec, cores=num_cores()), options)
         return 0
-    _check_machine(plan, oversubscribe=options_of(arguments, JobOptions).oversubscribe)
+    _check_machine(plan, oversubscribe=options_of(arguments, LaunchOptions).oversubscribe)
     launch_plan.check_free(plan)
     check_node(plan.spec)
     from penstock.cli.training_job import work_of

@@ -29,7 +29,7 @@ _MAX_SILENCE_S = 600.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_fields(parser, RunOptions, "run")
+    add_fields(parser, RunOptions)
     parser.add_argument("-f", "--follow", action="store_true", help="print new lines until the job ends")
     parser.add_argument("--rank", type=int, default=0, metavar="R", help="rank; default: 0")
 

@@ -36,7 +36,7 @@ class NodeOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_fields(parser, RunOptions, "run")
+    add_fields(parser, RunOptions)
     add_fields(parser, NodeOptions)
 
 

@@ -25,7 +25,7 @@ exit codes: 0 requested, 1 refused by the engine, 2 wrong usage, or the recipe c
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_fields(parser, RunOptions, "run")
+    add_fields(parser, RunOptions)
     parser.add_argument(
         "nodes", metavar="N", help="number of nodes; under Slurm and on Kubernetes also MIN:MAX"
     )

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.cli.options import RunOptions, add_fields, options_of
+from penstock.cli.options import OutputOptions, RunOptions, add_fields, options_of
 from penstock.core.units import plural
 from penstock.launch.engines.engine import ENGINES
 from penstock.launch.job_folder import JobFolder, line_of
@@ -26,15 +26,16 @@ _SHOWN = 12
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_fields(parser, RunOptions, "run", "json", more={"json": ", with all transitions"})
+    add_fields(parser, RunOptions)
+    add_fields(parser, OutputOptions, more={"json": ", with all transitions"})
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the state."""
-    options = options_of(arguments, RunOptions)
-    folder = JobFolder(options.run.absolute())
+    as_json = options_of(arguments, OutputOptions).json
+    folder = JobFolder(options_of(arguments, RunOptions).run.absolute())
     if folder.is_held() and not folder.has_job():
-        print(json.dumps({"status": "STARTING", "is_live": True}) if options.json else "the job is starting")
+        print(json.dumps({"status": "STARTING", "is_live": True}) if as_json else "the job is starting")
         return 0
     job, spec = folder.job(), folder.spec()
     state = ENGINES[job.engine].state(job, folder)
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         said = _said(progress) if printed.progress else "no pod has printed yet how far the run is"
     else:
         said = _said(progress)
-    if options.json:
+    if as_json:
         found: dict[str, Any] = {
             "engine": job.engine,
             "job": job.ident,

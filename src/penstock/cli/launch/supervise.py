@@ -19,7 +19,7 @@ exit codes: 0 finished, 1 failed, 2 wrong recipe or usage, 75 stopped after savi
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_fields(parser, RunOptions, "run")
+    add_fields(parser, RunOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
