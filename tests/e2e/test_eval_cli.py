@@ -68,8 +68,12 @@ def test_a_run_is_scored_as_training_logged_it_and_its_export_alike(run, corpus,
 
     assert main(["eval", str(run), "--corpus", str(corpus), "--rows", "3"]) == 0
     assert "python " in capsys.readouterr().out
-    assert main(["eval", str(run), "--sequence-length", "16"]) == 2
-    assert "need --corpus: without it they are those of the run" in " ".join(capsys.readouterr().err.split())
+    for option, value in (("--sequence-length", "16"), ("--holdout", "0")):
+        assert main(["eval", str(run), option, value]) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert "need --corpus: without it they are those of the run" in said
+    assert main(["eval", str(run), "--corpus", str(corpus), "--sequence-length", "0"]) == 2
+    assert "sequence_length must be at least 1 (got 0)" in capsys.readouterr().err
     assert main(["eval", str(tmp_path / "hf")]) == 2
     assert "has no held-out rows of its own. Give --corpus DIR." in " ".join(capsys.readouterr().err.split())
 

@@ -63,7 +63,17 @@ def test_what_was_cut_is_said(made, tmp_path, capsys):
     ("words", "code", "message"),
     [
         (["MODEL", "--tasks", "helaswag"], 2, "Did you mean 'hellaswag'?"),
-        (["MODEL", "--tasks", "MADE/made_choice.json", "--corpus", "x"], 2, "are two evaluations"),
+        (
+            ["MODEL", "--tasks", "MADE/made_choice.json", "--corpus", "x"],
+            2,
+            "--corpus is for an evaluation on",
+        ),
+        (["MODEL", "--tasks", "MADE/made_choice.json", "--holdout", "0"], 2, "--holdout is for an"),
+        (
+            ["MODEL", "--tasks", "MADE/made_choice.json", "--compute", "bfloat16"],
+            2,
+            "--compute is for an evaluation on text, not for --tasks. Leave it out. --weights chooses",
+        ),
         (["MODEL", "--limit", "3"], 2, "--limit needs --tasks"),
         (["MODEL", "--batch", "3"], 2, "--batch needs --tasks"),
         (["MODEL", "--out", "a.json"], 2, "--out needs --tasks"),

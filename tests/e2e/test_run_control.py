@@ -333,6 +333,7 @@ def looked_into(run, out):
         (["control", "RUN", "--at-step", "3"], 2, "--at-step and --reason need a request"),
         (["control", "RUN", "--save", "--at-step", "3"], 2, "at_step needs weights"),
         (["control", "RUN", "--skip", "9:3"], 2, "--skip takes FIRST:PAST"),
+        (["control", "RUN", "--skip", ""], 2, "--skip takes FIRST:PAST"),
         (["control", "RUN", "--extend", "wbe"], 2, "no such corpus (got 'wbe'). Did you mean 'web'"),
         (["control", "RUN", "--islands", "0"], 2, "at least one island (got 0)"),
         (["control", "RUN", "--islands", "2"], 2, "Start it with --processes for as many islands"),
@@ -342,6 +343,7 @@ def looked_into(run, out):
         (["data", "where", "RUN", "--step", "3", "--row", "12"], 2, "Step 3 has rows 0 to 11 (got 12)"),
         (["data", "find", "RUN", "--document", "web"], 2, "--document takes CORPUS:NUMBER (got 'web')"),
         (["data", "find", "RUN", "--document", "web:99999999"], 2, "has documents 0 to"),
+        (["data", "find", "RUN", "--document", "web:0", "--steps", ""], 2, "--steps takes FIRST:PAST"),
         (
             ["data", "replay", "RUN", "--steps", "39:43", "--out", "x"],
             2,

@@ -91,6 +91,7 @@ def test_text_of_another_tokenizer_is_named(model, corpus, tmp_path, capsys):
     ("changed", "words"),
     [
         ({"--steps": "0"}, "steps must be at least 1"),
+        ({"--sequence-length": "0"}, "sequence_length must hold a prompt and more tokens"),
         ({"--sequence-length": "200"}, "longer than the model's context of 128 tokens"),
         ({"--data": "absent"}, "absent"),
     ],

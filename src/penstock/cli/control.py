@@ -63,7 +63,7 @@ class ControlOptions:
 
     weights: Annotated[tuple[str, ...], "CORPUS=SHARE"] = ()
     """Share of a corpus, 0 to 1; several with commas; a name with a comma in quotes."""
-    skip: Annotated[str, "FIRST:PAST"] = ""
+    skip: Annotated[str | None, "FIRST:PAST"] = None
     """Skip the samples of these future steps, counted from 1."""
     timeout_s: float = 600.0
     """Maximum wait."""
@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _request(arguments: argparse.Namespace, options: ControlOptions) -> ControlRequest | None:
     """Return what is asked for; None: nothing, so the mixture is shown."""
-    steps = step_range(options.skip, option="--skip") if options.skip else None
+    steps = None if options.skip is None else step_range(options.skip, option="--skip")
     fields = {
         **fields_of(arguments, ControlRequest),
         "weights": shares(options.weights, option="--weights") or None,

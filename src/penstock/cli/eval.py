@@ -138,18 +138,28 @@ def _compare(options: EvalOptions) -> int:
 
 def _given_for_tasks(arguments: argparse.Namespace, options: EvalOptions) -> str | None:
     """Return an option that was given and does nothing without --tasks."""
-    for kind in (EvaluationOptions, EngineConfig):
-        defaults = kind()
-        for name, value in fields_of(arguments, kind).items():
-            if value != getattr(defaults, name) and name != "ignored_keys":
-                return f"--{name.replace('_', '-').replace('max-sequences', 'batch')}"
-    return "--out" if options.out else "--adapter" if options.adapter else None
+    given = _given_of(arguments, EvaluationOptions) or _given_of(arguments, EngineConfig)
+    return given or ("--out" if options.out else "--adapter" if options.adapter else None)
+
+
+def _given_of(
+    arguments: argparse.Namespace, kind: type[EvaluationOptions | EngineConfig | TextEvalOptions]
+) -> str | None:
+    """Return an option of a dataclass that was given another value than its default."""
+    defaults = kind()
+    for name, value in fields_of(arguments, kind).items():
+        if value != getattr(defaults, name) and name != "ignored_keys":
+            return f"--{name.replace('_', '-').replace('max-sequences', 'batch')}"
+    return None
 
 
 def _run_tasks(path: Path, arguments: argparse.Namespace, given: EvalOptions) -> int:
-    if any(fields_of(arguments, TextEvalOptions).values()):
+    if option := _given_of(arguments, TextEvalOptions):
         raise UsageError(
-            "--tasks and the options of text are two evaluations", fix="Run one, then the other."
+            f"{option} is for an evaluation on text, not for --tasks",
+            fix="Leave it out. --weights chooses the format of the weights for tasks."
+            if option == "--compute"
+            else "Run one evaluation, then the other.",
         )
     options = options_of(arguments, EvaluationOptions)
     if given.out is not None and not given.out.absolute().parent.is_dir():
@@ -254,7 +264,7 @@ def _texts(path: Path, wanted: TextEvalOptions, opened: "OpenedModel") -> Iterat
     from penstock.train.inspect.offline_eval import own_rows, rows_of
 
     if not wanted.corpus:
-        if wanted.sequence_length or wanted.holdout:
+        if wanted.sequence_length is not None or wanted.holdout is not None:
             raise UsageError(
                 "--sequence-length and --holdout need --corpus: without it they are those of the run",
                 fix="Give --corpus, or leave them out.",

@@ -130,9 +130,11 @@ def _train(
 
 def _training(arguments: argparse.Namespace, *, context: int) -> SpeculatorTraining:
     sequence_length = options_of(arguments, SpeculatorOptions).sequence_length
+    if sequence_length is None:
+        sequence_length = min(_DEFAULT.sequence_length, context)
     return SpeculatorTraining(
         **fields_of(arguments, SpeculatorTraining),
-        sequence_length=sequence_length or min(_DEFAULT.sequence_length, context),
+        sequence_length=sequence_length,
         prompt_tokens=min(_DEFAULT.prompt_tokens, context // 4),
         own_tokens=min(_DEFAULT.own_tokens, context // 2),
     )

@@ -26,8 +26,9 @@ class TextEvalOptions:
 
     def __post_init__(self) -> None:
         """Raise UsageError for values out of range."""
-        if self.rows is not None and self.rows < 1:
-            raise UsageError("rows must be at least 1", got=self.rows)
+        for name, value in (("rows", self.rows), ("sequence_length", self.sequence_length)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1", got=value)
         if not 0 <= (self.holdout or 0.0) < 1:
             raise UsageError("holdout must be from 0 to less than 1", got=self.holdout)
 

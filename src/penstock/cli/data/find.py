@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     opened = open_run(options_of(arguments, RunOptions).run)
     steps = range(1, opened.steps + 1)
-    if arguments.steps:
+    if arguments.steps is not None:
         steps = step_range(arguments.steps, option="--steps")
         opened.check_step(steps[-1])
     with Console(stderr=True).status("searching"):

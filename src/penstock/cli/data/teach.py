@@ -52,7 +52,7 @@ class TeachOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    add_fields(parser, CorpusOptions, "corpus")
+    add_fields(parser, CorpusOptions)
     add_fields(parser, TeachOptions)
     add_ignore_key(parser)
 
@@ -68,7 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
     corpus = open_corpus(options_of(arguments, CorpusOptions).corpus)
     opened = open_for_scoring(options.model, compute=options.compute, ignored_keys=ignored_keys(arguments))
     context = opened.model.config.max_position_embeddings
-    length = options.sequence_length or min(context, _LONGEST_ROW)
+    length = options.sequence_length
+    if length is None:
+        length = min(context, _LONGEST_ROW)
     if not 2 <= length <= context:
         raise UsageError(
             f"--sequence-length must be from 2 to the teacher's context of {context:,}", got=length

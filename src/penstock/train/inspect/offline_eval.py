@@ -95,7 +95,9 @@ def rows_of(name: str, corpus: str, wanted: TextEvalOptions, *, context: int) ->
         UsageError: rows longer than the context.
         CorpusError: the corpus does not exist or is damaged.
     """
-    length = wanted.sequence_length or min(context, _LONGEST_ROW)
+    length = wanted.sequence_length
+    if length is None:
+        length = min(context, _LONGEST_ROW)
     if length > context:
         raise UsageError(
             f"Rows of {length} tokens are longer than the model's context of {context}",
