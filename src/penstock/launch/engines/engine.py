@@ -27,7 +27,7 @@ class JobState:
     is_stuck: bool = False
     """True if it waits until somebody does something."""
 
-    def check_live(self, job: Job) -> None:
+    def check_stoppable(self, job: Job) -> None:
         """Refuse to stop a job that has ended.
 
         Raises:

@@ -357,7 +357,7 @@ class _Kubernetes:
 
     def cancel(self, job: Job, folder: JobFolder, *, now: bool) -> str:
         """Delete the job: its pods save, and end."""
-        self.state(job, folder).check_live(job)
+        self.state(job, folder).check_stoppable(job)
         _remove(cluster_of(job), folder.spec(), grace_s=0 if now else None)
         how = "deleted without saving" if now else "deleted, after a save request to its pods"
         folder.log_event("finish", cause=how)

@@ -199,7 +199,7 @@ class _Slurm:
     def cancel(self, job: Job, folder: JobFolder, *, now: bool) -> str:
         """Stop the job for good: after saving, by the script, if it runs."""
         state = self.state(job, folder)
-        state.check_live(job)
+        state.check_stoppable(job)
         folder.ask_to_stop()
         if now or state.status != "RUNNING":
             run_slurm("scancel", "--quiet", job.ident)

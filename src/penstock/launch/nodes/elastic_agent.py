@@ -13,7 +13,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 from types import FrameType
@@ -88,7 +88,7 @@ class NodeSettings:
     host: str
     """Address of the rendezvous."""
     port: int
-    key: str
+    key: str = field(repr=False)
     """Key of the rendezvous."""
     address: str = ""
     """Address of this node, unlike all others', at which the first rank listens. Empty: the one towards the

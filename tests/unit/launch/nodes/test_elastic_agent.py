@@ -99,6 +99,10 @@ def settings_of(port, *, number=0, **more):
     return NodeSettings(node=number, host=HERE, port=port, key=KEY, **given)
 
 
+def test_the_key_is_not_in_the_text_of_the_settings():
+    assert KEY not in repr(settings_of(1))
+
+
 def test_a_node_that_comes_after_the_run_is_gone_says_so_and_asks_to_be_tried_again(
     spec, folder, monkeypatch
 ):
