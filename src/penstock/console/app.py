@@ -31,7 +31,7 @@ from penstock.console.state import ConsoleState
 from penstock.console.workers.data_process import QuestionRefused
 from penstock.console.workers.model_slot import ModelBusy
 from penstock.core.errors import PenstockError
-from penstock.core.listen import NO_TELEMETRY
+from penstock.core.telemetry import NO_TELEMETRY
 from penstock.obs.run_data.discover import UnknownRun
 
 _GRACE_S = 1

@@ -3,26 +3,13 @@
 import errno
 import socket
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from penstock.core.errors import UsageError
 
-if TYPE_CHECKING:
-    from fastapi.telemetry import TelemetryConfig
-
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 """Host names of this machine that no other machine can reach."""
 _BACKLOG = 1024
-
-NO_TELEMETRY: "TelemetryConfig" = {
-    "tracing": False,
-    "metrics": False,
-    "logs": False,
-    "operation_spans": False,
-    "auto_configure": False,
-}
-"""FastAPI's own spans and logs would send data of requests to an exporter, and cost time per request."""
 
 
 def host_name(header: str) -> str | None:

@@ -9,7 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from penstock import __version__
-from penstock.core.listen import NO_TELEMETRY
+from penstock.core.telemetry import NO_TELEMETRY
 from penstock.engine.llm import LLM
 from penstock.engine.sampling_params import Sampling
 from penstock.serve.admission import Admission
