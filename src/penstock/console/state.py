@@ -124,8 +124,8 @@ class ConsoleState:
         self._table.close()
 
 
-def console_of(request: Request) -> ConsoleState:
-    """Return the application's state."""
+async def console_of(request: Request) -> ConsoleState:
+    """Return the application's state; async, because FastAPI runs a plain function in a thread."""
     state: ConsoleState = request.app.state.console
     return state
 

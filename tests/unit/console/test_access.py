@@ -110,6 +110,8 @@ def test_every_answer_forbids_pages_to_fetch_from_elsewhere(run):
 
 def test_a_console_without_control_sends_no_request(run):
     with client(run) as asked:
+        absent = asked.post("/api/runs/absent/requests", json={"stop": True}, headers=OWN)
+        assert absent.status_code == 404, "the run is looked up before the right to send is checked"
         found = asked.post(f"/api/runs/{id_of(asked)}/requests", json={"stop": True}, headers=OWN)
         assert found.status_code == 403
         assert "--control" in found.json()["error"]

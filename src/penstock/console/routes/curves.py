@@ -2,20 +2,21 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 
-from penstock.console.state import Console, Run
+from penstock.console.state import Console, ConsoleState, Run
 from penstock.core.config import listed_names
 from penstock.core.errors import UsageError
 from penstock.obs.run_data.columns import RunData
 from penstock.obs.run_data.curves import Axis, as_json, last_value, sampled
+from penstock.obs.run_data.discover import FoundRun
 
 router = APIRouter(prefix="/api")
 
 _MAX_METRICS = 200
 
 
-def _opened(console: Console, run: Run, x: Axis = "step") -> tuple[RunData, float]:
+def _opened(console: ConsoleState, run: FoundRun, x: Axis) -> tuple[RunData, float]:
     """Return the columns of a run and its price of a device-hour.
 
     Raises:
@@ -31,12 +32,10 @@ def _opened(console: Console, run: Run, x: Axis = "step") -> tuple[RunData, floa
     return columns, price
 
 
-Opened = Annotated[tuple[RunData, float], Depends(_opened)]
-
-
 @router.get("/runs/{run_id}/curves")
 def curves(
-    opened: Opened,
+    console: Console,
+    run: Run,
     metrics: str,
     x: Axis = "step",
     first: Annotated[float | None, Query(alias="from")] = None,
@@ -47,7 +46,7 @@ def curves(
 
     Where records are left out, `means` has the means of the records around each point.
     """
-    columns, price = opened
+    columns, price = _opened(console, run, x)
     found = sampled(columns, _names(metrics), x, price=price, first=first, last=last, points=points)
     return {
         "x": as_json(found.x),
@@ -58,9 +57,9 @@ def curves(
 
 
 @router.get("/runs/{run_id}/values")
-def values(opened: Opened, metrics: str, at: float, x: Axis = "step") -> dict[str, Any]:
+def values(console: Console, run: Run, metrics: str, at: float, x: Axis = "step") -> dict[str, Any]:
     """Return {metric: value} at a place of the axis: of the last record up to it that has one; null: none."""
-    columns, price = opened
+    columns, price = _opened(console, run, x)
     return {"values": {name: last_value(columns, name, x, price=price, at=at) for name in _names(metrics)}}
 
 

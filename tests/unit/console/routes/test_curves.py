@@ -92,6 +92,17 @@ def test_more_metrics_than_are_read_at_once_are_refused_and_none_is_left_out(tmp
     assert (refused.status_code, "at most 200" in refused.text) == (400, True)
 
 
+@pytest.mark.parametrize(
+    ("of", "query"), [("curves", {"points": 1}), ("curves", {"x": "miles"}), ("values", {"at": "here"})]
+)
+def test_a_malformed_request_reads_no_columns(of, query, tmp_path, monkeypatch):
+    write(tmp_path / "runs" / "one", [{"step": 1, "loss": 2.5}])
+    read = []
+    monkeypatch.setattr(ConsoleState, "columns", lambda _, run: read.append(run))
+    assert asked(tmp_path / "runs", of=of, metrics="loss", **query).status_code == 422
+    assert read == []
+
+
 def test_a_corpus_whose_name_has_a_comma_has_curves_too(tmp_path):
     write(tmp_path / "runs" / "one", [{"step": 1, "loss": 2.5, "corpus_tokens": {"a,b": 2.0, "c": 3.0}}])
     found = asked(tmp_path / "runs", metrics='loss,"corpus_tokens/a,b"').json()
