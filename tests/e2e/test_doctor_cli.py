@@ -47,7 +47,7 @@ def test_a_corpus_that_is_not_there_is_a_red_line_and_an_exit_code(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--seconds", "0"], "--seconds must be above 0"),
+        (["--seconds", "0m"], "--seconds must be above 0"),
         (["--timeout", "0"], "--timeout must be above 0"),
         (["--store", "ftp://bucket/x"], "--store must be an object store"),
         (["--out", "nowhere/cluster.toml"], "The folder of --out does not exist (got 'nowhere')"),

@@ -152,7 +152,7 @@ def test_cards_that_lose_5_and_20_percent_of_packets_are_found_and_named(
 def test_a_dead_card_has_a_name_and_unmeasured_pairs_are_told_when_the_time_is_short(tmp_path: Path) -> None:
     faults = {(1, 1): Link(rate="40mbit", cable="deaf")}
     with lab(hosts=4, nics=2, rate="40mbit", links=faults) as hosts, pytest.MonkeyPatch.context() as patch:
-        patch.setitem(globals(), "OPTIONS", {"seconds": 0.01})
+        patch.setitem(globals(), "OPTIONS", {"links_s": 0.01})
         patch.setattr(pair, "_CONNECT_S", 2.0)
         report = examined(hosts, tmp_path)[0]
     assert [line for line in lines(report, "red") if "Nothing passes" in line] == [

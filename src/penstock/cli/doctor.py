@@ -59,8 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_fields(
         parser,
         CheckOptions,
-        *("corpus", "store", "folder", "seconds"),
+        *("corpus", "store", "folder"),
         defaults={"folder": Path()},
+        links_s="--seconds",
         networks="--network",
         expected_gpus="--expect-gpus",
     )
@@ -70,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the checks and print the report."""
     given, options = fields_of(arguments, CheckOptions), options_of(arguments, DoctorOptions)
-    check_seconds("--seconds", given["seconds"])
+    check_seconds("--seconds", given["links_s"])
     check_seconds("--timeout", options.timeout_s)
     for option in ("out", "exclude", "json"):
         if path := getattr(options, option):

@@ -34,6 +34,11 @@ class DoctorReport:
     """Processes of the run on each machine."""
     seconds: float
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for a finding that does not name its check."""
+        if nameless := [finding.what for finding in self.findings if not finding.check]:
+            raise ValueError(f"A finding of the report names no check: {nameless[0]}")
+
     @property
     def outliers(self) -> list[Outlier]:
         """Nodes and cards that a run should leave out."""

@@ -175,7 +175,7 @@ def _links(party: NodeGroup, options: CheckOptions, *, timeout_s: float) -> tupl
                     found[key] = better(found[key], link) if key in found else link
 
         slow_s = _TURN_WAITS * timeout_s * max(len(member.ends) + 1 for member in party.members)
-        left_s = max(least_s, options.seconds - (clock.monotonic() - start))
+        left_s = max(least_s, options.links_s - (clock.monotonic() - start))
         return party.take_turns(len(turns), turn, attempt=attempt, bound_s=left_s, slow_s=slow_s)
 
     taken = take(every, [{}] * len(every), attempt=0)

@@ -45,6 +45,11 @@ REPORT = DoctorReport(
 )
 
 
+def test_a_finding_of_no_check_is_refused() -> None:
+    with pytest.raises(ValueError, match="names no check: 8 x A100"):
+        replace(REPORT, findings=[green("8 x A100")])
+
+
 def test_what_all_nodes_share_is_said_once_and_what_lies_between_them_last() -> None:
     assert "\n".join(as_text(REPORT)) == (
         "all nodes\n"

@@ -29,8 +29,8 @@ class CheckOptions:
     """Number of machines of the run: with one, the network does not matter."""
     networks: tuple[str, ...] = ()
     """Measure links over this interface of every machine; empty: all that lead out."""
-    seconds: float = 60.0
-    """Time limit in seconds for measuring links.
+    links_s: float = 60.0
+    """Time limit for measuring links.
 
     All other checks have limits of their own."""
 
