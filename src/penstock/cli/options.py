@@ -33,7 +33,7 @@ from penstock.core.checks import MAX_SECONDS
 from penstock.core.config import comma_separated, unquoted
 from penstock.core.dtypes import choice_of
 from penstock.core.errors import UsageError
-from penstock.core.units import Count, parse_count
+from penstock.core.units import Count, count_text, parse_count
 from penstock.engine.config import EngineConfig
 from penstock.engine.sampling_params import Params, Sampling
 
@@ -197,8 +197,8 @@ def _argument(kind: Any, default: object, text: str) -> dict[str, Any]:  # Any: 
     shown = otherwise or (f"{default:g}{unit}" if isinstance(default, float) else default)
     if default == OF_MODEL:
         shown = "the model's"
-    if kind == Count:
-        shown = f"{default:,}"
+    if kind == Count and isinstance(default, int):
+        shown = count_text(default)
     if shown in ("", None):
         return {**settings, "default": default, "help": text}
     return {**settings, "default": default, "help": f"{text}; default: {shown}"}

@@ -42,6 +42,19 @@ def parse_count(text: str) -> int:
     return count
 
 
+def count_text(count: int) -> str:
+    """Return a count as `parse_count` reads it, with the suffix that makes it shortest.
+
+    >>> count_text(100_000_000), count_text(2**26), count_text(4096), count_text(0)
+    ('100M', '64MiB', '4096', '0')
+    """
+    texts = [str(count)]
+    for suffix, size in _SIZE.items():
+        if count and size > 1024 and count % size == 0:
+            texts.append(f"{count // size}{suffix[0].upper()}{'iB' if suffix.endswith('i') else ''}")
+    return min(texts, key=len)
+
+
 def si(value: float) -> str:
     """Format a count with three significant digits and an SI letter.
 

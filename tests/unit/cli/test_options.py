@@ -2,11 +2,13 @@
 
 import argparse
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
 
+from penstock.cli.main import VERBS
 from penstock.cli.options import (
     ModelOptions,
     Positional,
@@ -139,6 +141,27 @@ def test_a_positional_is_a_field_too(words, expected):
     assert "FOLDER folder of the files" in help_text
     assert "NAME their names: all of it" in help_text
     assert "--report [FILE]" in help_text
+
+
+def commands(parser):
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from commands(command)
+            return
+    yield parser
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_default_in_a_help_text_is_what_its_option_takes(verb):
+    parser = argparse.ArgumentParser()
+    import_module(f"penstock.cli.{verb.replace('-', '_')}").add_arguments(parser)
+    for command in commands(parser):
+        for action in command._actions:
+            text = (action.help or "").replace("%(default)s", str(action.default))
+            _, has_default, shown = text.partition("; default: ")
+            if has_default and action.type and action.default not in (None, "", [], argparse.SUPPRESS):
+                assert action.type(shown) == action.default, action.option_strings
 
 
 def test_a_field_without_an_option_does_not_pass_for_its_default():
