@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -330,7 +331,7 @@ def test_a_test_that_ends_hangs_or_cannot_begin_costs_itself_alone(tmp_path):
     assert "no_such_package" in rows["wrong: all of it"][1]
     assert "assert (2 + 2) == 5" in rows["attention: fails"][1]
     assert "was ended by SIGABRT" in rows["crashing: first"][1]
-    assert "was killed after 3 s" in rows["hanging: hangs"][1]
+    assert re.search(r"was killed after \d+ s", rows["hanging: hangs"][1])
     assert rows["zero: skips it [3]"][1] == "needs a Blackwell"
 
 
