@@ -9,9 +9,10 @@ import dataclasses
 import inspect
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -251,17 +252,19 @@ def options_of(arguments: argparse.Namespace, kind: type[_Options]) -> _Options:
 
 def field_texts(kind: type) -> dict[str, str]:
     """Return the first paragraph of the text below each field of a class that has one."""
-    (node,) = ast.parse(inspect.getsource(kind)).body
-    assert isinstance(node, ast.ClassDef)
-    return {
-        field.target.id: text.value.value.partition("\n\n")[0]
-        for field, text in pairwise(node.body)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-        and isinstance(text.value.value, str)
-    }
+    texts = {}
+    for field_and_text in pairwise(_classes_of(kind.__module__)[kind.__name__].body):
+        match field_and_text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                texts[name] = text.partition("\n\n")[0]
+    return texts
+
+
+@cache
+def _classes_of(module: str) -> dict[str, ast.ClassDef]:
+    """Return the classes of a module by name; it is parsed once, where `inspect` parses it for each class."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
 def text_file(path: Path, *, option: str, longest: int = 64 << 10) -> str:
