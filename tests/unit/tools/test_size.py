@@ -25,15 +25,13 @@ def test_each_language_is_counted_without_blanks_and_comments(name, text, lines)
     assert size.code_lines(Path(name), text) == lines
 
 
-def test_every_package_is_below_its_ceiling(capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["size.py", "--check"])
-    assert size.main() == 0, capsys.readouterr().err
-
-
 def test_a_package_above_its_ceiling_fails_with_what_to_do(capsys, monkeypatch, tmp_path):
     limits = tmp_path / "size.toml"
     limits.write_text('since = "HEAD"\n[ceilings]\ndata = 1\n')
     monkeypatch.setattr(size, "LIMITS", limits)
+    monkeypatch.setitem(
+        size.COUNTERS, ".py", lambda text: text.count("\n")
+    )  # it takes seconds to count all code
     monkeypatch.setattr("sys.argv", ["size.py", "--check"])
     assert size.main() == 1
     said = capsys.readouterr().err
