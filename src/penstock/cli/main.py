@@ -20,8 +20,9 @@ from penstock.core.garbage import freeze_gc, tune_gc
 from penstock.core.log import FORMATS, check_format_of_environment, choose_format
 from penstock.core.table import Table
 
-_FIRST_SPEAKS_S = 2.0
-"""Delay in seconds: under torchrun all ranks print the same usage error; the first one of a machine does."""
+_FIRST_SPEAKS_S = 10.0
+"""Delay in seconds: under torchrun all ranks find the same usage error; the first of a machine says it, and
+torchrun ends the others."""
 
 VERBS = {
     "data": "prepare, describe, verify and audit token corpora",
@@ -101,8 +102,7 @@ def _main(words: list[str]) -> int:
         message, code = explain(error)
         if isinstance(error, UsageError) and not _is_first():
             clock.sleep(_FIRST_SPEAKS_S)
-        else:
-            complain(message)
+        complain(message)
         return code
 
 
@@ -154,7 +154,6 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if not _is_first():
             clock.sleep(_FIRST_SPEAKS_S)
-            sys.exit(EXIT_USAGE)
         super().error(message)
 
 

@@ -167,6 +167,20 @@ def test_a_wrong_option_is_wrong_usage_and_the_nearest_is_named(
     assert said in capsys.readouterr().err
 
 
+def test_a_later_rank_that_no_first_one_has_ended_says_what_is_wrong_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("penstock.core.clock.sleep", waits.append)
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train"])
+    assert ended.value.code == 2
+    assert waits == [cli._FIRST_SPEAKS_S]
+    assert "required: RECIPE" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("code", [0, 1, 75])
 def test_the_exit_code_is_the_commands(code: int, verb: Callable[[Callable[[], int]], None]) -> None:
     verb(lambda: code)
