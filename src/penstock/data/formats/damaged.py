@@ -9,7 +9,7 @@ from penstock.core.errors import CorpusError
 
 
 class Malformed(ValueError):
-    """What makes a file, or the rest of it, unreadable: truncated, altered, or of another format.
+    """A file, or the rest of it, is unreadable: truncated, altered, or of another format.
 
     The message does not name the file. `reading` names it for token shards. `data prepare` catches it for
     inputs, and rejects the rows that are left.

@@ -32,7 +32,7 @@ class ChatSetup:
     kind: ChatKind
     """Kind of the records."""
     date: str
-    """Day that the template is told, YYYY-MM-DD."""
+    """Day that the template receives as today's, YYYY-MM-DD."""
     template: ChatTemplate
     """Template that writes the conversations: `config.template` if it is given, else the tokenizer's."""
     folder: Path
