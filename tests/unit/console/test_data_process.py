@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -68,6 +70,30 @@ def test_a_process_that_was_killed_is_a_sentence_and_another_one_answers(data, b
     begun[0].wait()
     assert data.ask("requests", tmp_path)["requests"] == []
     assert len(begun) == 2
+
+
+def test_a_process_is_ended_while_its_last_answer_is_read(data, begun, tmp_path):
+    data.ask("requests", tmp_path)
+    begun[0].send_signal(signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(data.ask, "requests", tmp_path)
+        wait_until(lambda: data._running.num_open, "the question is open")
+        with data._lock:  # what `close` does, while the reader waits for this lock
+            begun[0].send_signal(signal.SIGCONT)
+            asked.result(60)
+            data._end()
+    assert begun[0].poll() is not None
+
+
+def test_an_answer_that_is_cut_short_is_a_refusal(monkeypatch, tmp_path):
+    script = "input(); print('{\"id\": 1, \"answer\"', end='')"
+    words = [sys.executable, "-c", script]  # an interpreter: a process that ends in the middle of a line
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
+    monkeypatch.setattr(data_process, "start", lambda: subprocess.Popen(words, **pipes))
+    data = DataProcess()
+    with pytest.raises(QuestionRefused, match=r"has ended\. Ask again"):
+        data.ask("requests", tmp_path)
+    data.close()
 
 
 def test_an_idle_process_is_ended_and_the_next_question_starts_one(begun, tmp_path):

@@ -132,8 +132,7 @@ class _Running:
         assert process.stdout is not None
         self._stdin: IO[str] = process.stdin
         self._stdout: IO[str] = process.stdout
-        self._reader = Thread(target=self._read, name="console-data", daemon=True)
-        self._reader.start()
+        Thread(target=self._read, name="console-data", daemon=True).start()
 
     @property
     def is_alive(self) -> bool:
@@ -155,23 +154,26 @@ class _Running:
         return answer
 
     def end(self) -> None:
-        """Let it end; what it is computing is lost."""
+        """End it; what it is computing is lost.
+
+        The reader sees the end of the output and is not waited for: it may be about to call `on_rest`, which
+        takes the lock that the caller holds.
+        """
         with suppress(OSError):
             self._stdin.close()
         self._process.terminate()
         self._process.wait()
-        self._reader.join()
-        self._stdout.close()
 
     def _read(self) -> None:
-        for line in self._stdout:
-            reply = json.loads(line)
-            with self._lock:
-                answer = self._open.pop(reply["id"], None)
-            if answer is not None:
-                answer.set_result(reply)
-            if not self._open:
-                self._on_rest()
+        with self._stdout, suppress(ValueError):  # an answer is cut short where the process is killed
+            for line in self._stdout:
+                reply = json.loads(line)
+                with self._lock:
+                    answer = self._open.pop(reply["id"], None)
+                if answer is not None:
+                    answer.set_result(reply)
+                if not self._open:
+                    self._on_rest()
         self._fail()
 
     def _fail(self) -> None:
