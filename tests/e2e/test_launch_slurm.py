@@ -125,17 +125,33 @@ def test_a_request_to_stop_a_job_that_does_not_train_ends_it_before_it_does(slur
     assert status(launch, run)["status"] == "COMPLETED", "it is not put back into the queue"
 
 
-def test_a_job_that_is_told_to_stop_while_it_imports_torch_is_not_failed(slurm, launch, corpus, tmp_path):
+@pytest.mark.parametrize(
+    ("starts", "is_killed"),
+    [
+        ("trap '' TERM; sleep 4; trap - TERM; exec \"$@\"", False),
+        ("[ $SLURMD_NODENAME = n1 ] || { trap '' TERM; sleep 1000; }; exec \"$@\"", True),
+    ],
+    ids=["both lose the first signal", "n0 hangs and n1 imports torch"],
+)
+def test_a_job_that_is_told_to_stop_while_it_starts_is_put_back(
+    slurm, launch, corpus, tmp_path, starts, is_killed
+):
     run = tmp_path / "early"
     recipe = write_recipe(tmp_path / "recipe.toml", corpus, run=run, steps=100_000)
-    done = launch("slurm", recipe, "--nodes", 2, "--doctor", "skip")
+    wrapper = tmp_path / "wrapper.sh"
+    wrapper.write_text(f"#!/bin/bash\n{starts}\n")
+    wrapper.chmod(0o755)
+    words = ("--wrapper", wrapper, "--grace", 8 if is_killed else 45)
+    done = launch("slurm", recipe, "--nodes", 2, "--doctor", "skip", *words)
     assert done.returncode == 0, done.stderr
     job = status(launch, run)["job"]
     wait_until(lambda: any(event["event"] == "start" for event in events_of(run)), "the start")
     slurm.run("scancel", "--batch", "--signal=USR1", job)
     wait_until(lambda: any(event["event"] == "finish" for event in events_of(run)), "the end of this start")
-    finish = next(event for event in events_of(run) if event["event"] == "finish")
+    found = {event["event"]: event for event in events_of(run)}
+    finish = found["finish"]
     assert (finish["code"], "while stopping for SIGTERM" in finish["cause"]) == (75, True)
+    assert ("kill" in found) == is_killed
     wait_until(
         lambda: slurm.run("squeue", "-h", "-j", job, "-o", "%T").stdout.strip() == "PENDING", "requeue"
     )

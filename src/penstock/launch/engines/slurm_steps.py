@@ -7,6 +7,7 @@ reports its end in the run's folder. A node without a report is lost.
 import signal
 import subprocess
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 from penstock.core import clock, env
@@ -28,6 +29,11 @@ from penstock.launch.supervise import FINAL_CODES, Ended
 _JOIN_S = 60
 """Seconds that nodes of an elastic job wait for enough of them."""
 _AFTER_FIRST_S = 60  # for the other nodes of a step, once one has ended
+_STOP_AGAIN_S = 5.0
+"""Seconds after which a step that has not ended is asked to stop once more: Slurm loses a signal to a task
+that it is starting."""
+_KILL_S = 30.0
+"""Seconds that `srun` has for killing its step: it needs Slurm's daemons on the nodes."""
 
 
 def supervise(spec: RunSpec, folder: JobFolder, flag: StopFlag) -> int:
@@ -72,9 +78,11 @@ class _Steps:
         self._key = key
         self.rendezvous_port, self.host = 0, ""
         self._signals: list[subprocess.Popen[bytes]] = []
+        self._stop_at = self._kill_at = inf
 
     def start(self, spec: RunSpec, attempt: int) -> None:
         self._spec = spec
+        self._stop_at = self._kill_at = inf
         self._attempt = f"{self._ident}.{self._restart}.{attempt}"
         port = self.rendezvous_port or port_of(int(self._ident), 100 * int(self._restart) + attempt)
         options = [
@@ -106,6 +114,7 @@ class _Steps:
     def poll(self) -> Ended | None:
         self._signals = [one for one in self._signals if one.poll() is None]
         if self._step is None or self._step.poll() is None:
+            self._insist()
             return None
         reports = [
             event
@@ -120,18 +129,25 @@ class _Steps:
         )
 
     def stop(self) -> None:
-        # To all steps of the job and not to the script. srun itself would take SIGTERM for a cancellation.
-        self._signal("TERM")
+        """Send SIGTERM to all steps of the job; nothing waits for Slurm's answer, which may take a minute.
+
+        The script does not get it, nor does `srun`, which would take it for a cancellation.
+        """
+        words = ["scancel", "--quiet", "--signal=TERM", self._ident]
+        self._signals.append(subprocess.Popen(words, stdin=subprocess.DEVNULL))
+        self._stop_at = clock.monotonic() + _STOP_AGAIN_S
 
     def kill(self) -> None:
-        self._signal("KILL")
-        if self._step is not None and self._step.poll() is None:
-            self._step.kill()
+        """Let `srun` kill its step. `scancel --signal=KILL` would cancel the job, which is to be requeued."""
+        if self._step is not None:
+            self._step.terminate()
+        self._stop_at, self._kill_at = inf, clock.monotonic() + _KILL_S
 
-    def _signal(self, name: str) -> None:
-        """Send a signal to all steps; nothing waits for Slurm's answer, which may take a minute."""
-        words = ["scancel", "--quiet", f"--signal={name}", self._ident]
-        self._signals.append(subprocess.Popen(words, stdin=subprocess.DEVNULL))
+    def _insist(self) -> None:
+        if clock.monotonic() > self._stop_at:
+            self.stop()
+        if self._step is not None and clock.monotonic() > self._kill_at:
+            self._step.kill()
 
 
 def _num_nodes(spec: RunSpec) -> int:
