@@ -42,7 +42,7 @@ def job_of(uid: str, jobset: Object | None, trainjob: Object | None) -> JobFound
     """
     for found in (trainjob, jobset):
         if found is not None and is_owned(found, uid):
-            return JobFound(job=found, is_leaving=_is_leaving(found))
+            return JobFound(job=found, is_leaving="deletionTimestamp" in found["metadata"])
     if trainjob is not None:
         return JobFound(clash=clash_of(trainjob))
     if jobset is None:
@@ -60,7 +60,3 @@ def clash_of(found: Object) -> str:
         f"{what} {name} exists and is not this run's, so it is left alone. "
         "Delete it, or give the run another name."
     )
-
-
-def _is_leaving(found: Object) -> bool:
-    return "deletionTimestamp" in found["metadata"]

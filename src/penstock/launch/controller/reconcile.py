@@ -78,7 +78,7 @@ class Reconciler:
         if run is None:
             return False
         found = self._job(run)
-        job, pods = found.job, [] if found.clash else self._pods(name)
+        job, pods = found.job, [] if found.clash else list(self.cluster.all("v1", "Pod", labels_of(name)))
         plan, invalid = planned(run, self.plan)
         seen = _seen(run, plan, found.clash or invalid, found, pods)
         decision = decide(seen)
@@ -165,9 +165,6 @@ class Reconciler:
             except UnknownKind:  # its controller is not installed, so there is none
                 found.append(None)
         return job_of(run["metadata"]["uid"], *found)
-
-    def _pods(self, name: str) -> list[Mapping[str, Any]]:
-        return list(self.cluster.all("v1", "Pod", labels_of(name)))
 
     def _progress(self, pods: Sequence[Mapping[str, Any]], port: int) -> Object:
         running = [

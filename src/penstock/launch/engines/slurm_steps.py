@@ -32,8 +32,6 @@ _AFTER_FIRST_S = 60  # for the other nodes of a step, once one has ended
 _STOP_AGAIN_S = 5.0
 """Seconds after which a step that has not ended is asked to stop once more: Slurm loses a signal to a task
 that it is starting."""
-_KILL_S = 30.0
-"""Seconds that `srun` has for killing its step: it needs Slurm's daemons on the nodes."""
 
 
 def supervise(spec: RunSpec, folder: JobFolder, flag: StopFlag) -> int:
@@ -78,11 +76,11 @@ class _Steps:
         self._key = key
         self.rendezvous_port, self.host = 0, ""
         self._signals: list[subprocess.Popen[bytes]] = []
-        self._stop_at = self._kill_at = inf
+        self._stop_at = inf
 
     def start(self, spec: RunSpec, attempt: int) -> None:
         self._spec = spec
-        self._stop_at = self._kill_at = inf
+        self._stop_at = inf
         self._attempt = f"{self._ident}.{self._restart}.{attempt}"
         port = self.rendezvous_port or port_of(int(self._ident), 100 * int(self._restart) + attempt)
         options = [
@@ -114,7 +112,8 @@ class _Steps:
     def poll(self) -> Ended | None:
         self._signals = [one for one in self._signals if one.poll() is None]
         if self._step is None or self._step.poll() is None:
-            self._insist()
+            if clock.monotonic() > self._stop_at:
+                self.stop()
             return None
         reports = [
             event
@@ -138,16 +137,10 @@ class _Steps:
         self._stop_at = clock.monotonic() + _STOP_AGAIN_S
 
     def kill(self) -> None:
-        """Let `srun` kill its step. `scancel --signal=KILL` would cancel the job, which is to be requeued."""
+        """Let `srun` kill its step, and end seconds later; `scancel --signal=KILL` would cancel the job."""
         if self._step is not None:
             self._step.terminate()
-        self._stop_at, self._kill_at = inf, clock.monotonic() + _KILL_S
-
-    def _insist(self) -> None:
-        if clock.monotonic() > self._stop_at:
-            self.stop()
-        if self._step is not None and clock.monotonic() > self._kill_at:
-            self._step.kill()
+        self._stop_at = inf
 
 
 def _num_nodes(spec: RunSpec) -> int:
