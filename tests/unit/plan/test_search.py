@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -41,6 +42,12 @@ CLUSTER = Cluster(nodes=4, devices_per_node=8, device=DEVICES["A100-40GB"], nics
 SMALL = replace(CLUSTER, device=replace(DEVICES["A100-40GB"], memory_gib=9.0))
 
 
+@cache
+def searched(cluster):
+    """Return the result of QUESTION, at which several tests look."""
+    return search(QUESTION, cluster)
+
+
 def test_every_layout_fills_the_cluster_and_deals_the_batch_evenly():
     found = list(layouts(QUESTION, CLUSTER))
     assert len(found) > 30
@@ -65,7 +72,7 @@ def test_an_update_reads_and_writes_the_state_that_is_kept():
 
 
 def test_all_that_is_found_fits_and_nothing_on_the_front_is_beaten():
-    found = search(QUESTION, SMALL)
+    found = searched(SMALL)
     room = (1 - HEADROOM) * 9 * 2**30
     assert found.tried > 100
     assert all(option.memory.total <= room for option in [found.best, *found.pareto])
@@ -76,14 +83,14 @@ def test_all_that_is_found_fits_and_nothing_on_the_front_is_beaten():
 
 
 def test_what_is_planned_is_what_the_memory_of_the_job_says():
-    found = search(QUESTION, SMALL)
+    found = searched(SMALL)
     assert found.best.memory == peak(found.best.job)
 
 
 def test_memory_that_is_there_is_used_before_anything_is_computed_again():
     plenty = search(QUESTION, replace(CLUSTER, device=replace(DEVICES["A100-80GB"], memory_gib=500.0)))
     assert set(plenty.best.job.block_modes) == {"keep"}
-    scarce = search(QUESTION, SMALL)
+    scarce = searched(SMALL)
     assert scarce.best.speed < plenty.best.speed
 
 
@@ -210,7 +217,7 @@ def test_a_loader_that_was_measured_is_waited_for():
 
 def options(*speeds_and_bands: tuple[float, float]) -> list[Option]:
     """Return options that differ in predicted tokens/s and in the error band alone."""
-    found = search(QUESTION, CLUSTER).best
+    found = searched(CLUSTER).best
     return [
         replace(found, prediction=replace(found.prediction, tokens_per_s_per_device=speed, band=band))
         for speed, band in speeds_and_bands

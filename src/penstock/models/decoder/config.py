@@ -357,10 +357,7 @@ class DecoderConfig:
 
     def parameters_of(self, layers: Iterable[LayerKind]) -> int:
         """Return the number of trainable numbers of some blocks."""
-        return sum(
-            count * sum(map(prod, self.block_shapes(kind).values()))
-            for kind, count in Counter(layers).items()
-        )
+        return sum(count * _parameters_of(self, kind) for kind, count in Counter(layers).items())
 
     def flops_per_token(self, seq_len: int) -> float:
         """Return the floating-point operations of training per token, forward and backward.
@@ -387,6 +384,11 @@ def _layers_of(config: DecoderConfig) -> tuple[LayerKind, ...]:
     pairs = tuple(zip(windows, config.layer_rope_theta or (config.rope_theta,) * count, strict=True))
     kinds = {pair: LayerKind(AttentionKind(pair[0], _rope_of(config, *pair))) for pair in set(pairs)}
     return tuple(kinds[pair] for pair in pairs)
+
+
+@lru_cache(maxsize=256)  # a planner asks a hundred thousand times
+def _parameters_of(config: DecoderConfig, kind: LayerKind) -> int:
+    return sum(map(prod, config.block_shapes(kind).values()))
 
 
 def _rope_of(config: DecoderConfig, window: int | None, base: float) -> RopeRule:
