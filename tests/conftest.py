@@ -127,11 +127,12 @@ def leaves_no_process() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def leaves_no_descriptor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No open file of the test's own, and no other in numbers that would add up over a suite."""
-    before = _descriptors()
+    own_folder, before = str(tmp_path_factory.getbasetemp()), _descriptors()
     yield
-    if _leaked(before, tmp_path_factory.getbasetemp()):
+    if left := _leaked(before, own_folder):
         gc.collect()
-    assert not _leaked(before, tmp_path_factory.getbasetemp()), "the test left descriptors open"
+        left = _leaked(before, own_folder)
+    assert not left, "the test left descriptors open"
 
 
 def _command(pid: int) -> str:
@@ -148,16 +149,16 @@ def _is_of_a_library(command: str) -> bool:
 def _descriptors() -> dict[int, str]:
     """Return what each open descriptor is; nothing on systems without /proc."""
     found: dict[int, str] = {}
-    folder = Path("/proc/self/fd")
-    for name in os.listdir(folder) if folder.is_dir() else []:  # noqa: PTH208 - names, not paths
+    folder = "/proc/self/fd"  # a text: a Path of each takes longer than its link
+    for name in os.listdir(folder) if os.path.isdir(folder) else []:  # noqa: PTH112, PTH208
         try:
-            found[int(name)] = os.readlink(folder / name)  # noqa: PTH115 - it need not be a path
+            found[int(name)] = os.readlink(f"{folder}/{name}")  # noqa: PTH115 - it need not be a path
         except OSError:  # the listing's own
             continue
     return found
 
 
-def _leaked(before: dict[int, str], own_folder: Path) -> list[str]:
+def _leaked(before: dict[int, str], own_folder: str) -> list[str]:
     new = [what for number, what in _descriptors().items() if before.get(number) != what]
-    own = [what for what in new if what.startswith(str(own_folder))]
+    own = [what for what in new if what.startswith(own_folder)]
     return own or (new if len(new) > _MANY_DESCRIPTORS else [])

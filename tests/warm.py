@@ -1,5 +1,7 @@
 """Commands of Penstock as processes that begin with everything imported: each is forked from a warm parent.
 
+A module that runs as a process, such as that of chat templates, is forked likewise (`Process`).
+
     tests (one process)        a `Command` is a `subprocess.Popen` here: wait, kill, pipes, timeouts
       warm parent              has imported torch and the verbs; runs nothing, so that it may fork
       command, command ...     a child of the tests, too: see below
@@ -29,7 +31,6 @@ import subprocess
 import sys
 import threading
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NoReturn
 
 _IMPORTED = (
@@ -70,6 +71,8 @@ _LIBRARIES = (
     "torch.utils._device",
 )
 """What commands import late: a command of several ranks would take 1 CPU-second for torch's dynamo."""
+_IMPORTED_BY = {"penstock.text.template_process": ("penstock.text.learned_tokens", "resource")}
+"""What the processes of another module import; it is small, as theirs has a limit on its memory."""
 _READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_")
 """How the names of variables begin that an interpreter reads as it starts."""
 
@@ -81,7 +84,30 @@ _CLAIM_ORPHANS = 36
 _MOST_BYTES = 1 << 17
 
 
-class Command(subprocess.Popen[Any]):
+class Process(subprocess.Popen[Any]):
+    """`subprocess.Popen` of `python -m MODULE WORD...`, forked from the warm parent of that module."""
+
+    def _execute_child(self, *arguments: Any) -> None:
+        given = inspect.signature(super()._execute_child).bind(*arguments).arguments  # type: ignore[misc]
+        assert given["preexec_fn"] is None, "runs in no forked command"
+        assert not given["pass_fds"], "reach no forked command"
+        _, option, module, *words = given["args"]
+        assert option == "-m", given["args"]
+        streams = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        environment = os.environ if given["env"] is None else given["env"]
+        request = {
+            "words": [os.fsdecode(word) for word in words],
+            "folder": os.path.abspath(given["cwd"] or "."),  # noqa: PTH100 - may be text
+            "environment": {os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()},
+            "session": given["start_new_session"],
+        }
+        with _lock:
+            self.pid = _parent(module).fork(request, [n if fd == -1 else fd for n, fd in enumerate(streams)])
+        self._child_created = True
+        self._close_pipe_fds(*(given[name] for name in _PIPES))  # type: ignore[attr-defined]
+
+
+class Command(Process):
     """`subprocess.Popen` of `penstock` with these words.
 
     Args:
@@ -95,24 +121,7 @@ class Command(subprocess.Popen[Any]):
         super().__init__([sys.executable, "-m", "penstock", *as_given], **options)
 
     def _execute_child(self, *arguments: Any) -> None:
-        if not self._is_forked:
-            super()._execute_child(*arguments)  # type: ignore[misc]
-            return
-        given = inspect.signature(super()._execute_child).bind(*arguments).arguments  # type: ignore[misc]
-        assert given["preexec_fn"] is None, "runs in no forked command"
-        assert not given["pass_fds"], "reach no forked command"
-        streams = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
-        environment = os.environ if given["env"] is None else given["env"]
-        request = {
-            "words": [os.fsdecode(word) for word in given["args"][3:]],
-            "folder": os.path.abspath(given["cwd"] or "."),  # noqa: PTH100 - may be text
-            "environment": {os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()},
-            "session": given["start_new_session"],
-        }
-        with _lock:
-            self.pid = _parent().fork(request, [n if fd == -1 else fd for n, fd in enumerate(streams)])
-        self._child_created = True
-        self._close_pipe_fds(*(given[name] for name in _PIPES))  # type: ignore[attr-defined]
+        (super() if self._is_forked else super(Process, self))._execute_child(*arguments)  # type: ignore[misc]
 
 
 def penstock(
@@ -141,13 +150,13 @@ _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 
 
 class _Parent:
-    """The warm parent, as the tests talk to it."""
+    """The warm parent of a module's processes, as the tests talk to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._environment = dict(os.environ)
         with theirs:
-            words = [sys.executable, __file__, str(theirs.fileno())]
+            words = [sys.executable, __file__, str(theirs.fileno()), module]
             self.process = subprocess.Popen(words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         atexit.register(self.close)
 
@@ -172,13 +181,13 @@ class _Parent:
 
 
 _lock = threading.Lock()
-_parents: list[_Parent] = []
+_parents: dict[str, _Parent] = {}
 
 
-def _parent() -> _Parent:
-    if not _parents or _parents[-1].process.poll() is not None:  # a test may have killed it
-        _parents.append(_Parent())
-    return _parents[-1]
+def _parent(module: str = "penstock") -> _Parent:
+    if module not in _parents or _parents[module].process.poll() is not None:  # a test may have killed it
+        _parents[module] = _Parent(module)
+    return _parents[module]
 
 
 _strangers: set[int] = set()
@@ -186,14 +195,16 @@ _strangers: set[int] = set()
 
 def children() -> set[int]:
     """Return the direct children of this process, but the warm parent and strangers; none without /proc."""
-    return _all_children() - _strangers - {parent.process.pid for parent in _parents}
+    return _all_children() - _strangers - {parent.process.pid for parent in _parents.values()}
 
 
 def _all_children() -> set[int]:
     found: set[int] = set()
-    for path in Path("/proc/self/task").glob("*/children"):
+    tasks = "/proc/self/task"  # a text: a Path takes as long as its file
+    for thread in os.listdir(tasks) if os.path.isdir(tasks) else []:  # noqa: PTH112, PTH208
         try:
-            found.update(map(int, path.read_text().split()))
+            with open(f"{tasks}/{thread}/children") as file:  # noqa: PTH123
+                found.update(map(int, file.read().split()))
         except OSError:  # the thread has just ended
             continue
     return found
@@ -277,11 +288,16 @@ def _leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _import_all()
+    name = sys.argv[2]
+    for each in _IMPORTED_BY.get(name, ()):
+        import_module(each)
+    if name == "penstock":
+        _import_all()
     sys.argv[1:] = _serve(socket.socket(fileno=int(sys.argv[1])))
     try:
-        runpy.run_module("penstock", run_name="__main__", alter_sys=True)
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         if isinstance(end.code, int):
             _leave(end.code)
         raise
+    _leave(0)
