@@ -1,6 +1,8 @@
 """The number of drafts: many where they stand and a step has room, none where they only cost."""
 
 from functools import cache
+from itertools import accumulate, islice
+from operator import and_
 
 import numpy as np
 import pytest
@@ -27,7 +29,8 @@ def lived(
     seconds = kept = 0.0
     wanted = length.wanted(sequences)
     for step in range(steps):
-        stood = [int(np.cumprod(rng.random(num) < chance).sum()) for num in wanted]
+        draws = iter((rng.random(sum(wanted)) < chance).tolist())
+        stood = [sum(accumulate(islice(draws, num), and_)) for num in wanted]  # those before the first miss
         positions, tokens = batch + sum(wanted), batch + sum(stood)
         took, drafting = fixed_s + per_token_s * positions + jump_s * any(wanted), draft_s * sum(wanted)
         slow = 20.0 if step == 0 else 5.0 if disturbed.random() < busy else 1.0
