@@ -90,10 +90,9 @@ def passes(model, keys):
     ("method", "changes"),
     [
         ("lora", {"model_type": "ministral3", "rope_scaling": ministral3_scaling()}),
-        ("lora", {}),
         ("dora", {}),
     ],
-    ids=["factors-on-queries", "lora", "dora"],
+    ids=["lora, factors on queries", "dora"],
 )
 def test_recomputed_and_compiled_blocks_drop_what_plain_ones_do(method, changes):
     plain = adapted(method, **changes)
