@@ -26,5 +26,5 @@ def test_what_is_interpreted_is_what_is_written_out(tmp_path):
 
 def test_kernels_of_an_8b_model_compile_for_two_generations_of_gpus(tmp_path):
     shared = [int(line) for line in run("compile", tmp_path).split()]
-    assert len(shared) == 2 * 25
+    assert len(shared) == 25 + 13  # of each kernel once for the older; check_triton_kernels.py has the others
     assert max(shared) < 99 * 2**10  # bytes that a program may have on every GPU since the A100

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -241,10 +242,15 @@ TYPES = {
 
 
 class Compiler:
-    """Stands for a kernel: what is launched is compiled for GPUs; prints what shared memory it takes."""
+    """Stands for a kernel: what is launched is compiled for GPUs; prints what shared memory it takes.
 
-    def __init__(self, kernel):
-        self.kernel = kernel
+    Args:
+        whole: each launch is compiled for both generations; else the first of a kernel is, of attention the
+            first to decode and the first to prefill, and others for the newer alone.
+    """
+
+    def __init__(self, kernel, whole):
+        self.kernel, self.whole, self.begun = kernel, whole, set()
 
     def __getitem__(self, grid):
         return self.compile
@@ -261,7 +267,10 @@ class Compiler:
             if is_aligned(parameter, given.get(parameter.name))
         }
         source = ASTSource(self.kernel, signature, constexprs=constants, attrs=aligned)
-        for capability in (89, 90) if self.kernel is float8_triton._round.kernel else (80, 90):
+        older = 89 if self.kernel is float8_triton._round.kernel else 80
+        is_other = self.whole or constants.get("KEYS") not in self.begun
+        self.begun.add(constants.get("KEYS"))
+        for capability in (older, 90) if is_other else (90,):
             made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
             if capability == 90:  # on an A100 attention spills a few
                 assert stack_bytes(made.asm["cubin"]) == 0, f"{self.kernel.__name__} spills registers"
@@ -295,7 +304,7 @@ def kind_of(value):
     return "i32" if isinstance(value, int) else "fp32"
 
 
-def compile_for_gpus():
+def compile_for_gpus(*, whole=False):
     """Launch what an 8B model does."""
     for module, names in (
         (paged_triton, ("_attend", "_add_up", "_store")),
@@ -304,7 +313,7 @@ def compile_for_gpus():
         (draw_triton, ("_draw", "_largest_of_parts", "_largest")),
     ):
         for name in names:
-            setattr(module, name, Compiler(getattr(module, name)))
+            setattr(module, name, Compiler(getattr(module, name), whole))
     step, num_blocks = a_step([(1, 700), (20, 30)], block_size=16)
     queries = torch.empty(21, 32, 128, dtype=torch.bfloat16)
     for dtype, softcap in ((torch.bfloat16, None), (torch.int8, None), (torch.bfloat16, 50.0)):
@@ -334,4 +343,5 @@ def compile_for_gpus():
 
 
 if __name__ == "__main__":
-    {"interpret": interpret, "compile": compile_for_gpus}[sys.argv[1]]()
+    whole = partial(compile_for_gpus, whole=True)
+    {"interpret": interpret, "compile": compile_for_gpus, "compile all": whole}[sys.argv[1]]()
