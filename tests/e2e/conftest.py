@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import sync_playwright
 
-from tests.browser import CHROMIUM
+from tests.browser import ARGUMENTS, CHROMIUM
 from tests.in_process import run_cli
 from tests.serving import end, make_model, serving
 from tests.warm import Command, penstock
@@ -47,7 +47,7 @@ def console(*words, port=0):
 def browser():
     """Chromium; of a module, because Playwright's event loop is one that other tests cannot use."""
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield found
         found.close()
 
