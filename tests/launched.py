@@ -50,9 +50,30 @@ def records_of(run):
 
 
 def _all_records(run):
-    path = Path(run) / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return _lines_of(Path(run) / "metrics.jsonl")
+
+
+_read, _events = {}, {}
+_TAIL_BYTES = 256
+
+
+def _lines_of(path):
+    """Return what the whole lines of a file hold; of a file that has only grown, it reads the new ones."""
+    found, read, tail = _read.pop(path, ([], 0, b""))
+    try:
+        with path.open("rb") as file:
+            file.seek(read - len(tail))
+            if file.read(len(tail)) != tail:  # it was cut, or is another one
+                found, read, tail = [], 0, b""
+                file.seek(0)
+            new = file.read()
+    except FileNotFoundError:
+        return []
+    new = new[: new.rfind(b"\n") + 1]
+    found = [*found, *map(json.loads, new.splitlines())]
+    _read.clear()  # a test looks at one file at a time
+    _read[path] = found, read + len(new), (tail + new)[-_TAIL_BYTES:]
+    return found
 
 
 def losses_of(run):
@@ -82,8 +103,13 @@ def trained_step(run):
 
 
 def events_of(run):
-    """Return the transitions of a launched run."""
-    return JobFolder(Path(run)).events()
+    """Return the transitions of a launched run, which are read again once there are new ones."""
+    folder = JobFolder(Path(run))
+    known = folder.path, folder.bytes_of_events()
+    if known not in _events:
+        _events.clear()
+        _events[known] = folder.events()
+    return _events[known]
 
 
 def wait_until(is_so, what, *, patience_s=PATIENCE_S, alive=lambda: True, every_s=0.05):
