@@ -1,4 +1,4 @@
-"""The demo, from the first command to the report, with too few steps to learn anything.
+"""The demo, from the first command to the report, with too few and too short steps to learn anything.
 
 check_demo.py runs it whole.
 """
@@ -16,9 +16,14 @@ from tests.unit.obs.html_elements import inlined
 from tests.warm import Command
 
 FEW_STEPS = {
-    "recipe.toml": ("run.steps=24", "schedule.warmup_steps=4", "schedule.decay_steps=8", "validate.every=6"),
-    "demo_tuning.toml": ("run.steps=8", "schedule.warmup_steps=2", "schedule.decay_steps=4"),
-    "demo_tune.toml": ("run.steps=8", "schedule.warmup_steps=2"),
+    "recipe.toml": (
+        *("run.steps=24", "schedule.warmup_steps=4", "schedule.decay_steps=8", "data.sequence_length=64"),
+        *("validate.every=12", "validate.samples=12"),
+    ),
+    "demo_tuning.toml": (
+        *("run.steps=8", "schedule.warmup_steps=2", "schedule.decay_steps=4", "data.global_batch_size=4"),
+    ),
+    "demo_tune.toml": ("run.steps=8", "schedule.warmup_steps=2", "data.global_batch_size=4"),
 }
 
 
