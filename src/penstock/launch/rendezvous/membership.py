@@ -107,7 +107,7 @@ class Membership:
         elif not self._infos:
             self._members[node] = offer
         self._gather(now)
-        if node in self._infos:
+        if node in self._infos and node in self._members:  # one that has left it waits for the next round
             if self._members.keys() == self._infos.keys():
                 return Entry.MEMBER, self._infos[node]
             self._drop(node)

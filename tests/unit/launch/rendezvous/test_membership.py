@@ -101,6 +101,17 @@ def test_a_round_that_a_member_left_before_another_read_of_it_is_not_begun():
     assert [told[n][1].round for n in (0, 1)] == [1, 1]
 
 
+def test_nodes_whose_round_is_over_wait_until_one_that_was_killed_is_lost():
+    found = started(1, 3, [0, 1, 2])
+    for number in (0, 1):
+        found.leave(str(number), 4.0)
+    for now in itertools.takewhile(lambda now: now <= LAST_CALL_S + LOST_AFTER_S, itertools.count(4.0, 0.5)):
+        assert asked(found, [0, 1], now) == {0: (Entry.WAIT, None), 1: (Entry.WAIT, None)}
+    asked(found, [0, 1], now + 0.5)
+    told = asked(found, [0, 1], now + 0.5 + LAST_CALL_S)
+    assert [(told[n][1].round, told[n][1].num_nodes) for n in (0, 1)] == [(1, 2), (1, 2)]
+
+
 def test_a_node_made_again_replaces_the_lost_one_of_its_number_at_once():
     found = started(2, 2, [0, 1])
     assert found.join("new", offer(1), 4.0) == (Entry.WAIT, None)
@@ -133,11 +144,15 @@ STEPS = st.lists(
 @given(STEPS, st.integers(1, 3), st.integers(0, 2))
 def test_whatever_nodes_do_the_members_of_a_round_agree(steps, least, more):
     found, now = membership(least, least + more), 0.0
-    rounds = {}
+    rounds, broken = {}, set()
     for what, number, pause_s in steps:
         now += pause_s
         if what == "join":
+            before = found.round
             entry, place = found.join(str(number), offer(number), now)
+            if entry is Entry.BROKEN:
+                assert (number, before) not in broken, "it is told once: a node that asks at once would spin"
+                broken.add((number, before))
             if entry is Entry.MEMBER:
                 rounds.setdefault(place.round, {})[number] = place
         elif what == "leave":
