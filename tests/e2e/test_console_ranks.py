@@ -18,6 +18,8 @@ from tests.unit.obs.test_hang_report import words
 
 pytestmark = needs_browser
 TRACE = "trace-steps-2-to-3-rank-00001.json.gz"
+ON_ONE_DEVICE = pytest.mark.parametrize("pages", ["desktop"], indirect=True)
+"""For tests of when the page asks, which takes them seconds: no size or colours change that."""
 TABLE = re.compile(r"/ranks\?.*points=\d{2,}")
 
 
@@ -92,6 +94,7 @@ def test_a_cell_has_the_host_of_its_step_and_stays_while_records_come(page, run)
     expect(page.get_by_label("Metric")).to_have_value("blocked_s")
 
 
+@ON_ONE_DEVICE
 def test_a_table_that_comes_later_than_the_next_look_is_drawn(page, run):
     extent, held = page.locator(".ranks .toolbar"), []
     expect(extent).to_contain_text("4 records")  # else the first table would be of the page before the reload
@@ -109,6 +112,7 @@ def test_a_table_that_comes_later_than_the_next_look_is_drawn(page, run):
         expect(extent).to_contain_text(text)
 
 
+@ON_ONE_DEVICE
 def test_a_heat_map_that_was_out_of_sight_has_what_came_meanwhile(page, run):
     extent = page.locator(".ranks .toolbar")
     expect(extent).to_contain_text("4 records")
