@@ -128,6 +128,9 @@ def test_text_is_utf8_whatever_the_locale(folder, given):
     done = penstock(*words, stdin="größer", **ASCII)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["prompt"] == "größer"
+
+
+def test_a_chat_is_utf8_whatever_the_locale(folder):
     talk = [penstock("chat", folder, "--max-tokens", "9", stdin="größer", **v) for v in ({}, ASCII)]
     assert talk[0].returncode == 0, talk[0].stderr
     assert talk[0].stdout == talk[1].stdout
