@@ -48,18 +48,23 @@ def is_enough(bursts: int, *, lost: int, seconds: float) -> bool:
 def send_bursts(line: socket.socket) -> float:
     """Send bursts to a peer in `receive_bursts`; return the share of packets that had to be sent again.
 
-    Returns 0 where the kernel does not count.
+    Returns 0 where the kernel does not count. A later burst that is not answered in time is the last one.
 
     Raises:
-        OSError: the peer does not answer within the socket's timeout.
+        OSError: the peer does not answer the first burst within the socket's timeout.
     """
     content, start = bytes(_BURST_BYTES), clock.monotonic()
     bursts = lost = sent = 0
     while not is_enough(bursts, lost=lost, seconds=clock.monotonic() - start):
-        line.sendall(content)
-        if not line.recv(1):
-            raise ConnectionResetError("the peer hung up")
-        bursts += 1
+        try:
+            line.sendall(content)
+            if not line.recv(1):
+                raise ConnectionResetError("the peer hung up")
+            bursts += 1
+        except TimeoutError:
+            if not bursts:
+                raise
+            bursts = MAX_BURSTS
         lost, sent = _counts(line)
     line.shutdown(socket.SHUT_WR)
     return lost / sent if sent else 0.0

@@ -7,7 +7,7 @@ connections, its copies, one stream. Every wait has a limit.
 
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -153,10 +153,7 @@ def _connects(crossing: _Crossing) -> float | None:
         with line:
             if not both:
                 return None
-            try:
-                return _lost_share(line, listening, sends_first=link.source < link.target)
-            except OSError:  # what loses all packets of this size is told by those that follow
-                return 0.0
+            return _lost_share(line, listening, sends_first=link.source < link.target)
 
 
 def _connected(
@@ -173,14 +170,15 @@ def _lost_share(line: socket.socket, listening: socket.socket, *, sends_first: b
     """Exchange bursts with the other node, each over the connection that it opened."""
     listening.settimeout(_BURSTS_S)
     line.settimeout(_BURSTS_S)
-    theirs, _ = listening.accept()
-    with theirs:
+    share = 0.0
+    with suppress(OSError), listening.accept()[0] as theirs:  # a link that passes nothing is found later
         theirs.settimeout(_BURSTS_S)
-        if not sends_first:
-            receive_bursts(theirs)
-        share = send_bursts(line)
-        if sends_first:
-            receive_bursts(theirs)
+        for is_mine in (sends_first, not sends_first):
+            if is_mine:
+                share = send_bursts(line)
+            else:
+                with suppress(TimeoutError):  # the other node measures that direction
+                    receive_bursts(theirs)
     return share
 
 

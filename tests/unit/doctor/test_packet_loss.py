@@ -45,6 +45,23 @@ def test_a_peer_that_hangs_up_is_an_error(line):
         send_bursts(one)
 
 
+def test_a_burst_that_does_not_arrive_in_time_ends_the_measurement(line):
+    """Packets of its size have passed: a link that loses a fifth of them stalls for seconds at times."""
+    one, other = line
+    one.settimeout(0.05)
+    other.sendall(b".")  # the answer to the first burst; nothing answers the second
+    assert send_bursts(one) == 0.0
+    receive_bursts(other)
+    assert other.recv(1) == b"", "the sender ended"
+
+
+def test_a_first_burst_that_does_not_arrive_in_time_is_an_error(line):
+    one, _ = line
+    one.settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        send_bursts(one)
+
+
 def chances(share, *, seconds):
     """Return the exact probabilities that a link is reported, and in red, if packets are lost independently.
 
