@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.doctor import pair
+from penstock.doctor import collective, packet_loss, pair
 from penstock.doctor import run_checks as examining
 from penstock.doctor.checks import interfaces
 from penstock.doctor.checks.check import CheckOptions
@@ -33,7 +33,10 @@ def briefly() -> Iterator[None]:
     """Leave out the checks of one machine, which have tests of their own; send little."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(examining, "CHECKS", {interfaces.CHECK: interfaces})
-        patch.setattr(pair, "_LONG_ENOUGH_S", 0.06)  # the faults here are gross
+        patch.setattr(pair, "_LONG_ENOUGH_S", 0.03)  # the faults here are gross
+        patch.setattr(pair, "_CONNECT_S", 2.0)  # the kernel answers at once, or nothing does
+        patch.setattr(packet_loss, "_LONG_ENOUGH_S", 0.02)  # 200 packets suffice
+        patch.setattr(collective, "_SECONDS", 0.05)
         yield
 
 
@@ -60,11 +63,11 @@ def lines(report: Report, *levels: str) -> list[str]:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """What is said of three hosts on three networks, with a fault in each network."""
     faults = {
-        (2, 0): Link(rate="40mbit", mtu=1400),
-        (1, 1): Link(rate="8mbit"),
-        (2, 2): Link(rate="40mbit", cable="deaf"),
+        (2, 0): Link(rate="30mbit", mtu=1400),
+        (1, 1): Link(rate="6mbit"),
+        (2, 2): Link(rate="30mbit", cable="deaf"),
     }
-    with lab(hosts=3, nics=3, rate="40mbit", links=faults) as hosts:
+    with lab(hosts=3, nics=3, rate="30mbit", links=faults) as hosts:
         reports = examined(hosts, tmp_path_factory.mktemp("report"))
     assert list(reports) == [0]  # the first rank speaks for all
     return reports[0]
@@ -139,6 +142,7 @@ def test_cards_that_lose_5_and_20_percent_of_packets_are_found_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(switch, "_receivers", dropping(switch._receivers, {1: 0.2, 2: 0.05}))
+    monkeypatch.setattr(pair, "_FIRST_BYTES", 2**16)  # each loss may hold up a transfer for 0.2 s
     with lab(hosts=4, rate="100mbit", latency_s=1e-4) as hosts:
         for host in range(4):
             with hosts.inside(host):  # a frame is a packet, as on a wire, not a burst
@@ -153,7 +157,6 @@ def test_a_dead_card_has_a_name_and_unmeasured_pairs_are_told_when_the_time_is_s
     faults = {(1, 1): Link(rate="40mbit", cable="deaf")}
     with lab(hosts=4, nics=2, rate="40mbit", links=faults) as hosts, pytest.MonkeyPatch.context() as patch:
         patch.setitem(globals(), "OPTIONS", {"links_s": 0.01})
-        patch.setattr(pair, "_CONNECT_S", 2.0)
         report = examined(hosts, tmp_path)[0]
     assert [line for line in lines(report, "red") if "Nothing passes" in line] == [
         "Nothing passes to or from eth1 of node 1"
