@@ -38,6 +38,11 @@ MODELS = [
         {"pipeline": 2, "replicate": 2, "shard": 2, "reshard_after_forward": False, "rows": 1},
     ),
     (4, {"num_hidden_layers": 5}, {"pipeline": 2, "tensor": 2, "stages_per_rank": 2, "rows": 2}),
+    *(
+        (stretches, FAMILIES[family], {"context": stretches, "context_rule": rule})
+        for family, stretches in (("mistral", 4), ("gemma2", 2))
+        for rule in ("all_gather", "ulysses")
+    ),
 ]
 
 

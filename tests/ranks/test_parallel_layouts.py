@@ -1,9 +1,10 @@
 """Every layout against a plain torch loop in one process: same losses, same gradients.
 
 The reference knows nothing of Penstock's trainer, optimizer or parallelisms: the network, a loader of all
-rows, torch's cross entropy, clipping and AdamW. Losses agree to 1e-5 of themselves over 3 steps, and the
-gradient of each parameter to 1e-6 of its norm: float32 sums in another order, and nothing else. (A key's
-bias moves no softmax but by rotation: its gradient is what is left of sums a thousand times larger.)
+rows, torch's cross entropy, clipping and AdamW. Losses agree to 1e-5 of themselves over 2 steps and on the
+held-out rows after them, and the gradient of each parameter to 1e-6 of its norm: float32 sums in another
+order, and nothing else. (A key's bias moves no softmax but by rotation: its gradient is what is left of sums
+a thousand times larger.)
 
 Each axis and each pair of axes is in a layout here; check_parallel_layouts.py has more of them.
 """
@@ -33,7 +34,7 @@ from penstock.train.recipe.config import TrainConfig
 from penstock.train.resolve.load import build_recipe
 from penstock.train.setup import open_state
 
-VOCAB, STEPS = 48, 3
+VOCAB, STEPS = 48, 2
 LLAMA = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -45,7 +46,7 @@ LLAMA = {
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """Documents whose next token mostly follows from the last, so that 3 steps learn something."""
+    """Documents whose next token mostly follows from the last, so that 2 steps learn something."""
     generator = torch.Generator().manual_seed(0)
     documents = []
     for length in torch.randint(1, 60, (400,), generator=generator).tolist():
@@ -293,12 +294,15 @@ SHARED_HEADS: dict[str, Case] = {
 }
 STRETCHES: dict[str, Case] = {
     f"{family}, {rule}": (4, LLAMA | FAMILIES[family], {"context": 4, "context_rule": rule})
-    for family in ("mistral", "granite_swa", "gemma2")
+    for family in ("granite_swa", "gemma2")
     for rule in ("all_gather", "ulysses")
 }
 TWO_STRETCHES: dict[str, Case] = {
-    f"two stretches of {family}, {rule}": (2, LLAMA | FAMILIES[family], {"context": 2, "context_rule": rule})
-    for family in ("mistral", "gemma2")
+    f"two stretches of mistral, {rule}": (
+        2,
+        LLAMA | FAMILIES["mistral"],
+        {"context": 2, "context_rule": rule},
+    )
     for rule in ("all_gather", "ulysses")
 }
 STAGES: dict[str, Case] = {
@@ -421,7 +425,7 @@ def test_windows_sinks_and_softcaps_reach_across_the_edges_of_stretches(check, c
 
 
 @pytest.mark.parametrize("case", TWO_STRETCHES)
-def test_two_stretches_keep_windows_and_softcaps(check, case):
+def test_two_stretches_keep_windows(check, case):
     check(case)
 
 
@@ -461,7 +465,7 @@ def test_blocks_cut_over_ranks_compile_whole_and_learn_the_same(corpus, tmp_path
 
     import_compiler()
     monkeypatch.setattr(tensor, "slice_blocks", compiled)
-    model = LLAMA | {"num_key_value_heads": 1}
+    model = LLAMA | {"num_key_value_heads": 1, "num_hidden_layers": 1}  # each block is compiled by itself
     recipe = recipe_of(corpus, tmp_path, model=model, steps=1, tensor=2)
     recipe = replace(recipe, validate=replace(recipe.validate, every=0))
     losses, gradients, _ = plain(model)
