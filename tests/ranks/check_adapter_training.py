@@ -1,4 +1,4 @@
-"""Adapters in every layout with both models: `make soak PART=layouts`."""
+"""Adapters in every layout and in more of them, with both models: `make soak PART=layouts`."""
 
 import pytest
 from tests.ranks.test_adapter_training import (
@@ -15,8 +15,15 @@ from tests.ranks.test_adapter_training import (
 __all__ = ["corpus", "folders", "pytestmark", "references"]
 
 
+MORE = [
+    ("lora", 4, {"base_sharding": "sharded", "shard": 2, "replicate": 2}),
+    ("lora", 4, {"tensor": 4, "shard": 1}),
+    ("full", 4, {"shard": 2, "replicate": 2}),
+]
 CASES = [
-    (method, family, ranks, settings) for method, ranks, settings in LAYOUTS for family in families(method)
+    (method, family, ranks, settings)
+    for method, ranks, settings in LAYOUTS + MORE
+    for family in families(method)
 ]
 
 

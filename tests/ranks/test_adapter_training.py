@@ -58,10 +58,8 @@ LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("lora", 2, {}),
     ("lora", 2, {"base_sharding": "sharded"}),
     ("dora", 3, {"base_sharding": "sharded"}),
-    ("lora", 4, {"base_sharding": "sharded", "shard": 2, "replicate": 2}),
     ("dora", 2, {"tensor": 2}),
     ("dora", 4, {"tensor": 2, "base_sharding": "sharded"}),
-    ("lora", 4, {"tensor": 4, "shard": 1}),
     ("lora", 2, {"context": 2}),
     ("dora", 2, {"context": 2, "base_sharding": "sharded"}),
     ("dora", 2, {"pipeline": 2, "rows": 2}),
@@ -74,7 +72,6 @@ LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("head dora", 2, {"tensor": 2}),
     ("head dora", 2, {"context": 2, "base_sharding": "sharded"}),
     ("full", 2, {}),
-    ("full", 4, {"shard": 2, "replicate": 2}),
 ]
 
 
