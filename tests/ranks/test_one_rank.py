@@ -26,6 +26,7 @@ MODEL = {
     "num_key_value_heads": 2,
     "model_type": "qwen3",
 }
+ONE_BLOCK = {"num_hidden_layers": 1}  # each block is compiled by itself
 WAYS = {
     "float32": {"compute": "float32"},
     "bfloat16": {},
@@ -37,8 +38,12 @@ WAYS = {
     "int8 base": {"tune": {"method": "lora", "rank": 4, "base": "int8"}, "starts": True},
     "recomputed": {"recompute": {"policy": "full"}, "rows": 2},
     "operators recomputed": {"recompute": {"policy": "operators"}},
-    "compiled": {"compile": {"enabled": True}, "rows": 2},
-    "compiled, recomputed": {"compile": {"enabled": True}, "recompute": {"policy": "operators"}},
+    "compiled": {"compile": {"enabled": True}, "model": ONE_BLOCK, "rows": 2},
+    "compiled, recomputed": {
+        "compile": {"enabled": True},
+        "model": ONE_BLOCK,
+        "recompute": {"policy": "operators"},
+    },
     "8 bits": {"precision": {"linear": "float8_rowwise"}},
     "tensor": {"parallel": {"tensor": 2}, "ranks": 2},
     "pipeline": {"parallel": {"pipeline": 2}, "ranks": 2, "rows": 2},
