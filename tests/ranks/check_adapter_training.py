@@ -16,7 +16,6 @@ __all__ = ["corpus", "folders", "pytestmark", "references"]
 
 
 MORE = [
-    ("lora", 4, {"base_sharding": "sharded", "shard": 2, "replicate": 2}),
     ("lora", 4, {"tensor": 4, "shard": 1}),
     ("full", 4, {"shard": 2, "replicate": 2}),
 ]

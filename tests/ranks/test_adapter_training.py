@@ -58,6 +58,7 @@ LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("lora", 2, {}),
     ("lora", 2, {"base_sharding": "sharded"}),
     ("dora", 3, {"base_sharding": "sharded"}),
+    ("lora", 4, {"base_sharding": "sharded", "shard": 2, "replicate": 2}),
     ("dora", 2, {"tensor": 2}),
     ("dora", 4, {"tensor": 2, "base_sharding": "sharded"}),
     ("lora", 2, {"context": 2}),
