@@ -4,6 +4,9 @@
 //   up to FEW tokens    cells are widened in registers, and multiplied at once: the time is that of reading memory
 //   more tokens         a block of a panel is widened once for up to MOST_TOKENS, and multiplied from the first cache
 //
+// Tiles ask memory for the next block in equal shares, so that reading it never waits, and their sums are stored as soon as
+// they are complete, while other tiles are multiplied.
+//
 // Codes are exact as float32 and as bfloat16, and sums are float32: those of int4 over one group of inputs at a time. Scales
 // are applied to sums. So fewer bits read less memory, and cost little more arithmetic: int4 one instruction in sixteen or in
 // thirty-two. An output's sum runs over its inputs in one order whatever the number of tokens: a token's result does not
@@ -22,7 +25,9 @@ using LaneOf = typename tile::Product<Cell>::Lane;
 template <class Cell>
 constexpr int64_t DEPTH = tile::Product<Cell>::DEPTH;  // inputs of a cell
 
-constexpr int64_t MOST_TOKENS = 144;
+constexpr int64_t LEAST_OF_RUN = 144, MOST_TOKENS = 264;  // of a run of many: by so many a widened block is multiplied
+constexpr int64_t RUN_BYTES = 1 << 20;                    // of a run above the least: a second cache holds it beside panels
+constexpr int64_t CHUNK = 16;                             // cells of a token that lie together in packed tokens: 64 bytes
 constexpr int64_t FEW = REGISTERS == 32 ? 4 : 2;
 using Tiles = std::conditional_t<REGISTERS == 32, Sizes<12, 8, 4, 2, 1>, Sizes<6, 4, 2, 1>>;
 using GroupTiles = Sizes<6, 4, 2, 1>;
@@ -167,32 +172,42 @@ struct Ahead {
   int64_t step;
 };
 
-// sums [tokens][PANEL] += tokens x a widened block; each sum is in one register meanwhile. The first tile of a block asks
-// memory for what comes next; others would ask again.
-template <int tokens, bool is_first, class Cell>
-void add_block(const Cell* block, const Cell* x, int64_t stride, int64_t depth, Ahead ahead, float* sums) {
+// Whether numbers are cells as they lie.
+template <class T, class Cell>
+constexpr bool ARE_CELLS = sizeof(T) * DEPTH<Cell> == sizeof(Cell);
+
+// Whether many tokens are copied in the order in which tiles read them: bfloat16 becomes float32 anyway. A copy of float32
+// saves more than it costs with int4 alone. Pairs stay.
+template <class T, Numbers type, class Cell>
+constexpr bool ARE_PACKED = DEPTH<Cell> == 1 && (type == Numbers::INT4 || !ARE_CELLS<T, Cell>);
+
+// sums [tokens][PANEL] += tokens x a widened block; each sum is in one register meanwhile. Tokens are packed, or rows, `row`
+// cells one after the other.
+template <int tokens, bool are_packed, class Cell>
+void add_block(const Cell* block, const Cell* x, int64_t row, int64_t depth, Ahead ahead, float* sums) {
   using Product = tile::Product<Cell>;
   constexpr int WIDE = tokens <= 3 ? std::min(PARTS, 4) : 2;
+  const int64_t stride = are_packed ? CHUNK : row;
   for (int begin = 0; begin < PANEL; begin += WIDE * LANES) {
     Vec own[tokens][WIDE];
 #pragma GCC unroll 12
     for (int t = 0; t < tokens; ++t)
 #pragma GCC unroll 4
       for (int j = 0; j < WIDE; ++j) own[t][j] = Vec::load(sums + t * PANEL + begin + j * LANES);
-    for (int64_t k = 0; k < depth; ++k) {
-      LaneOf<Cell> right[WIDE];
+    const Cell* cells = x;
+    for (int64_t k = 0; k < depth; cells += (tokens - 1) * CHUNK)
+      for (const int64_t end = are_packed ? std::min(depth, k + CHUNK) : depth; k < end; ++k, ++cells) {
+        prefetch<false>(ahead.from + k * ahead.step + begin * ahead.step / PANEL);
+        LaneOf<Cell> right[WIDE];
 #pragma GCC unroll 4
-      for (int j = 0; j < WIDE; ++j) {
-        right[j] = Product::load(block + k * PANEL + begin + j * LANES);
-        if constexpr (is_first) prefetch<false>(ahead.from + k * ahead.step + (begin + j * LANES) * ahead.step / PANEL);
-      }
+        for (int j = 0; j < WIDE; ++j) right[j] = Product::load(block + k * PANEL + begin + j * LANES);
 #pragma GCC unroll 12
-      for (int t = 0; t < tokens; ++t) {
-        const auto left = Product::broadcast(x + t * stride + k);
+        for (int t = 0; t < tokens; ++t) {
+          const auto left = Product::broadcast(cells + t * stride);
 #pragma GCC unroll 4
-        for (int j = 0; j < WIDE; ++j) own[t][j] = Product::add(left, right[j], own[t][j]);
+          for (int j = 0; j < WIDE; ++j) own[t][j] = Product::add(left, right[j], own[t][j]);
+        }
       }
-    }
 #pragma GCC unroll 12
     for (int t = 0; t < tokens; ++t)
 #pragma GCC unroll 4
@@ -202,27 +217,32 @@ void add_block(const Cell* block, const Cell* x, int64_t stride, int64_t depth, 
 
 // The same of int4, whose scales are applied to the sums of groups.
 template <int tokens, class Cell>
-void add_groups(const Cell* block, const Cell* x, int64_t stride, int64_t depth, const GroupScales<Cell>* scales, Ahead ahead, float* sums) {
+void add_groups(const Cell* block, const Cell* x, int64_t row, int64_t depth, const GroupScales<Cell>* scales, Ahead ahead, float* sums) {
   using Product = tile::Product<Cell>;
+  constexpr bool are_packed = DEPTH<Cell> == 1;
+  constexpr int64_t OF_CHUNK = are_packed ? CHUNK : GROUP, SKIPPED = are_packed ? (tokens - 1) * CHUNK : 0;
   constexpr int WIDE = std::min(PARTS, 2);
+  const int64_t stride = are_packed ? CHUNK : row;
   for (int part = 0; part < PARTS; part += WIDE) {
     Vec total[tokens][WIDE];
 #pragma GCC unroll 6
     for (int t = 0; t < tokens; ++t)
       for (int j = 0; j < WIDE; ++j) total[t][j] = Vec::load(sums + t * PANEL + (part + j) * LANES);
     const GroupScales<Cell>* scale = scales;
+    const Cell* cells = x;
     for (int64_t k = 0; k < depth; ++scale) {
       Vec own[tokens][WIDE];
-      for (const int64_t end = std::min(depth, k + GROUP / DEPTH<Cell>); k < end; ++k) {
-        LaneOf<Cell> right[WIDE];
-        for (int j = 0; j < WIDE; ++j) right[j] = Product::load(block + k * PANEL + (part + j) * LANES);
-        prefetch<false>(ahead.from + k * ahead.step);
+      for (const int64_t past = std::min(depth, k + GROUP / DEPTH<Cell>); k < past; cells += SKIPPED)
+        for (const int64_t end = std::min(past, k + OF_CHUNK); k < end; ++k, ++cells) {
+          LaneOf<Cell> right[WIDE];
+          for (int j = 0; j < WIDE; ++j) right[j] = Product::load(block + k * PANEL + (part + j) * LANES);
+          prefetch<false>(ahead.from + k * ahead.step);
 #pragma GCC unroll 6
-        for (int t = 0; t < tokens; ++t) {
-          const auto left = Product::broadcast(x + t * stride + k);
-          for (int j = 0; j < WIDE; ++j) own[t][j] = Product::add(left, right[j], own[t][j]);
+          for (int t = 0; t < tokens; ++t) {
+            const auto left = Product::broadcast(cells + t * stride);
+            for (int j = 0; j < WIDE; ++j) own[t][j] = Product::add(left, right[j], own[t][j]);
+          }
         }
-      }
 #pragma GCC unroll 6
       for (int t = 0; t < tokens; ++t)
         for (int j = 0; j < WIDE; ++j) total[t][j] = Vec::fma(own[t][j], scale->part(part + j), total[t][j]);
@@ -248,33 +268,40 @@ const Cell* widen(const Matrix& matrix, int64_t panel, int64_t first, int64_t co
   return room;
 }
 
-// sums [tokens][PANEL] = tokens x panel, of up to MOST_TOKENS; x has `stride` cells per token.
-template <Numbers type, class Cell>
-void multiply(const Matrix& matrix, int64_t panel, const Cell* x, int64_t stride, int64_t tokens, float* sums) {
+constexpr int64_t whole_chunks(int64_t cells) { return (cells + CHUNK - 1) / CHUNK * CHUNK; }
+
+// sums [tokens][PANEL] = tokens x panel, of up to MOST_TOKENS. Calls done(first token, count) for each tile: its sums are
+// in the first cache.
+template <class T, Numbers type, class Cell>
+void multiply(const Matrix& matrix, int64_t panel, const Cell* x, int64_t stride, int64_t tokens, float* sums, Ref<void(int64_t, int64_t)> done) {
   if (tokens <= FEW)
-    return FewTiles::each(tokens, [&](int64_t t, auto size) { multiply_few<type, size>(matrix, panel, x + t * stride, stride, sums + t * PANEL); });
+    return FewTiles::each(tokens, [&](int64_t t, auto size) {
+      multiply_few<type, size>(matrix, panel, x + t * stride, stride, sums + t * PANEL);
+      done(t, size);
+    });
   constexpr int64_t SIZE = BLOCK<Cell>;
   alignas(64) Cell room[SIZE / DEPTH<Cell> * PANEL];
   std::fill_n(sums, tokens * PANEL, 0.0f);
   for (int64_t first = 0; first < matrix.inputs; first += SIZE) {
-    const int64_t count = std::min(SIZE, matrix.inputs - first);
+    const int64_t count = std::min(SIZE, matrix.inputs - first), cell = first / DEPTH<Cell>, depth = count / DEPTH<Cell>;
+    const bool is_last = first + count == matrix.inputs;
     const Cell* block = widen<type>(matrix, panel, first, count, room);
     constexpr int64_t STEP = BYTES<type> * DEPTH<Cell> / INPUTS<type>;
-    const char* from = panel_of<type>(matrix, panel) + first / DEPTH<Cell> * STEP + AHEAD;
-    const auto ahead = [&](int64_t t) { return t ? Ahead{reinterpret_cast<const char*>(block), 0} : Ahead{from, STEP}; };
-    const Cell* left = x + first / DEPTH<Cell>;
+    const char* from = panel_of<type>(matrix, panel) + cell * STEP + std::max(AHEAD, SIZE / DEPTH<Cell> * STEP);
+    constexpr bool PACKED = ARE_PACKED<T, type, Cell>;
+    const auto left = [&](int64_t t) { return PACKED ? x + cell * tokens + t * whole_chunks(depth) : x + t * stride + cell; };
+    const auto ahead = [&](int64_t t, int64_t size) { return Ahead{from + depth * STEP * t / tokens, STEP * size / tokens}; };
     if constexpr (type == Numbers::INT4) {
       GroupScales<Cell> scales[SIZE / GROUP];
       for (int64_t i = 0; i < count; i += GROUP) scales[i / GROUP] = {matrix, panel, (first + i) / GROUP};
       GroupTiles::each(tokens, [&](int64_t t, auto size) {
-        add_groups<size>(block, left + t * stride, stride, count / DEPTH<Cell>, scales, ahead(t), sums + t * PANEL);
+        add_groups<size>(block, left(t), stride, depth, scales, ahead(t, size), sums + t * PANEL);
+        if (is_last) done(t, size);
       });
     } else {
       Tiles::each(tokens, [&](int64_t t, auto size) {
-        if (t)
-          add_block<size, false>(block, left + t * stride, stride, count / DEPTH<Cell>, ahead(t), sums + t * PANEL);
-        else
-          add_block<size, true>(block, left, stride, count / DEPTH<Cell>, ahead(t), sums);
+        add_block<size, PACKED>(block, left(t), stride, depth, ahead(t, size), sums + t * PANEL);
+        if (is_last) done(t, size);
       });
     }
   }
@@ -303,29 +330,57 @@ void store_sums(const Matrix& matrix, int64_t panel, int64_t first, int64_t coun
 }
 
 // Whether numbers of type T are cells as they lie.
-template <class T, class Cell>
-constexpr bool ARE_CELLS = sizeof(T) * DEPTH<Cell> == sizeof(Cell);
+// Tokens of a run of many: fewer where a token is long, so that a run stays in the second cache for several panels.
+inline int64_t tokens_of_run(int64_t inputs) {
+  return std::clamp<int64_t>(RUN_BYTES / (4 * std::max<int64_t>(inputs, 1)) / 12 * 12, LEAST_OF_RUN, MOST_TOKENS);
+}
 
 // Bytes of the tokens as cells; 0: they are cells as they lie.
 template <class T>
-int64_t cell_bytes(int64_t tokens, int64_t inputs) {
+int64_t cell_bytes(Numbers type, int64_t tokens, int64_t inputs) {
   return tile::with_cell<T>(tile::uses_pairs(), [&](auto cell) -> int64_t {
-    return ARE_CELLS<T, decltype(cell)> ? 0 : tokens * inputs * sizeof cell;
+    using Cell = decltype(cell);
+    const bool as_they_lie = type != Numbers::INT4 || DEPTH<Cell> == 2 || tokens <= FEW;
+    return ARE_CELLS<T, Cell> && as_they_lie ? 0 : tokens * whole_chunks(inputs) * sizeof cell;
   });
 }
 
-// Numbers as cells: as they lie, or as float32 in `memory`.
-template <class Cell, class T>
-const Cell* cells_of(Threads& threads, const T* x, int64_t tokens, int64_t inputs, char* memory) {
-  if constexpr (ARE_CELLS<T, Cell>) {
-    return reinterpret_cast<const Cell*>(x);
-  } else {
-    auto* to = reinterpret_cast<float*>(memory);
-    threads.each(tokens, grain_of(inputs), [&](int64_t begin, int64_t end) {
-      each_lane((end - begin) * inputs, [&](int64_t i, auto at) { at.store(to + begin * inputs + i, at.load(x + begin * inputs + i)); });
-    });
-    return to;
+// Copy tokens of a run, rows `stride` numbers one after the other, as float32: the block that begins with input `first`. Few
+// tokens stay rows; others come in the order in which tiles read them: tile by tile, a chunk of each token.
+template <class TileSizes, class T>
+void pack_block(const T* x, int64_t stride, int64_t tokens, int64_t inputs, int64_t first, float* to) {
+  const int64_t past = std::min(first + BLOCK<float>, inputs);
+  const auto copy = [&](int64_t row, int64_t begin, int64_t end, float* out) {
+    each_lane(end - begin, [&](int64_t i, auto at) { at.store(out + i, at.load(x + row * stride + begin + i)); });
+  };
+  if (tokens <= FEW) {
+    for (int64_t row = 0; row < tokens; ++row) copy(row, first, past, to + row * inputs + first);
+    return;
   }
+  to += first * tokens;
+  TileSizes::each(tokens, [&](int64_t t, int64_t size) {
+    for (int64_t begin = first; begin < past; begin += CHUNK)
+      for (int64_t row = t; row < t + size; ++row, to += CHUNK) copy(row, begin, std::min(begin + CHUNK, past), to);
+  });
+}
+
+// Tokens as cells: as they lie, or copied to `memory`.
+template <Numbers type, class Cell, class T>
+const Cell* cells_of(Threads& threads, const T* x, int64_t tokens, int64_t inputs, char* memory) {
+  if constexpr (ARE_CELLS<T, Cell>)
+    if (!ARE_PACKED<T, type, Cell> || tokens <= FEW) return reinterpret_cast<const Cell*>(x);
+  if constexpr (ARE_PACKED<T, type, Cell>) {
+    using TileSizes = std::conditional_t<type == Numbers::INT4, GroupTiles, Tiles>;
+    const int64_t most = tokens_of_run(inputs), runs = (tokens + most - 1) / most, blocks = (inputs + BLOCK<Cell> - 1) / BLOCK<Cell>;
+    threads.each(runs * blocks, grain_of(BLOCK<Cell> * std::clamp<int64_t>(tokens, 1, most)), [&](int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end; ++item) {
+        const int64_t run = item / blocks, first = tokens * run / runs, count = tokens * (run + 1) / runs - first;
+        float* to = reinterpret_cast<float*>(memory) + first * whole_chunks(inputs);
+        pack_block<TileSizes>(x + first * inputs, inputs, count, inputs, item % blocks * BLOCK<Cell>, to);
+      }
+    });
+  }
+  return reinterpret_cast<const Cell*>(memory);
 }
 
 // out = x matrix + bias; memory has `cell_bytes`.
@@ -333,13 +388,16 @@ template <Numbers type, class T>
 void multiply_wide(Threads& threads, const Matrix& matrix, const T* x, int64_t tokens, T* out, char* memory) {
   tile::with_cell<T>(tile::uses_pairs(), [&](auto cell) {
     using Cell = decltype(cell);
-    const Cell* cells = cells_of<Cell>(threads, x, tokens, matrix.inputs, memory);
-    const int64_t stride = matrix.inputs / DEPTH<Cell>;
+    const Cell* cells = cells_of<type, Cell>(threads, x, tokens, matrix.inputs, memory);
+    const bool are_packed = ARE_PACKED<T, type, Cell> && tokens > FEW;
+    const int64_t stride = are_packed ? whole_chunks(matrix.inputs) : matrix.inputs / DEPTH<Cell>;
     const int64_t panel_bytes = matrix.inputs / INPUTS<type> * BYTES<type>, grouped = std::max<int64_t>(1, GROUPED / panel_bytes);
-    each_tile(threads, {MOST_TOKENS, grouped}, tokens, matrix.outputs, matrix.inputs, [&](int64_t panel, int64_t first, int64_t count) {
+    const int64_t most = tokens_of_run(matrix.inputs);
+    each_tile(threads, {most, grouped}, tokens, matrix.outputs, matrix.inputs, [&](int64_t panel, int64_t first, int64_t count) {
       alignas(64) float sums[MOST_TOKENS * PANEL];
-      multiply<type>(matrix, panel, cells + first * stride, stride, count, sums);
-      store_sums<type>(matrix, panel, first, count, sums, out);
+      multiply<T, type>(matrix, panel, cells + first * stride, stride, count, sums, [&](int64_t t, int64_t size) {
+        store_sums<type>(matrix, panel, first + t, size, sums + t * PANEL, out);
+      });
     });
   });
 }
