@@ -41,7 +41,7 @@ def page(pages, server):
     """A page that fails the test if it logs an error or asks another address."""
     opened, complaints, asked = pages.take(), [], set()
     listeners = {
-        "console": lambda message: complaints.append(message.text) if is_complaint(message) else None,
+        "console": lambda message: complaints.append(said(message)) if is_complaint(message) else None,
         "pageerror": lambda error: complaints.append(str(error)),
         "request": lambda request: asked.add(request.url.split("/")[2]),
     }
@@ -52,6 +52,10 @@ def page(pages, server):
     pages.give_back()
     assert complaints == []
     assert asked == {server.url.removeprefix("http://")}
+
+
+def said(message):
+    return f"{message.text} ({message.location['url']})"
 
 
 def is_complaint(message):

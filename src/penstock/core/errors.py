@@ -137,10 +137,16 @@ class PassStopped(PenstockError):
 
 
 class PeerLost(PenstockError):
-    """Another process of the run ended; its message has the cause."""
+    """Another process of the run ended; its message has the cause.
 
-    def __init__(self) -> None:
-        super().__init__("This process lost contact with the others of its run", fix="See their messages.")
+    Args:
+        got: what gloo or NCCL said.
+    """
+
+    SENTENCE = "This process lost contact with the others of its run"
+
+    def __init__(self, got: str) -> None:
+        super().__init__(self.SENTENCE, got=got, fix="See their messages.")
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -300,8 +300,8 @@ def _wait(children: dict[BaseProcess, Connection]) -> JobOutcome:
             for child in running:
                 _ask_to_stop(child)
     said = [message for message in dict.fromkeys(messages) if message]
-    causes = [message for message in said if message != str(PeerLost())]
-    return JobOutcome(code, [*lost.values(), *causes] or said, () if causes else tuple(lost))
+    causes = [message for message in said if not message.startswith(PeerLost.SENTENCE)]
+    return JobOutcome(code, [*lost.values(), *causes] or said[:1], () if causes else tuple(lost))
 
 
 def _ask_to_stop(child: BaseProcess) -> None:

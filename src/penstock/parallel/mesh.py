@@ -233,7 +233,7 @@ def join(*, timeout_s: float = 600.0) -> Iterator[World]:
     except RuntimeError as error:
         if is_of_lost_peer(error):
             log.debug("peer_lost", "Lost a peer", exc_info=True)
-            raise PeerLost from None
+            raise PeerLost(first_line(error)) from None
         raise
     finally:
         dist.destroy_process_group()

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.errors import ConfigError, PenstockError, UsageError
+from penstock.core.errors import ConfigError, PeerLost, PenstockError, UsageError
 from penstock.launch import local
 from penstock.launch.local import EXIT_STOPPED, JobOutcome, run
 
@@ -141,6 +142,21 @@ def test_the_same_message_of_many_processes_is_said_once() -> None:
         raise PenstockError("The disk is full")
 
     assert outcome_of(work, processes=4) == JobOutcome(1, ["The disk is full."])
+
+
+@pytest.mark.parametrize("has_cause", [True, False])
+def test_lost_contact_is_said_only_without_a_cause(has_cause: bool) -> None:
+    def work() -> int:
+        if rank() == 0 and has_cause:
+            raise PenstockError("The disk is full")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent as soon as another one has failed
+        raise PeerLost(f"Connection closed by peer [127.0.0.1]:{4000 + rank()}")
+
+    (said,) = outcome_of(work, processes=3).messages
+    if has_cause:
+        assert said == "The disk is full."
+    else:
+        assert re.search(r"lost contact .* \(got 'Connection closed by peer .*:400\d'\)", said)
 
 
 def test_an_error_nobody_can_explain_shows_its_traceback_and_fails(capfd: pytest.CaptureFixture[str]) -> None:
