@@ -86,10 +86,12 @@ class Pages:
 def leave(page):
     """Replace a page's document by an empty one, which asks nobody and writes nothing into the storage.
 
-    It has the address of the same site: for any other a browser would start a process.
+    It has the address of the same site: for any other a browser would start a process. It names an icon, else
+    the browser may ask the site for /favicon.ico, and a server that wants a key refuses it.
     """
     if page.url.startswith("http"):
-        page.route("**/blank", lambda route: route.fulfill(content_type="text/html", body=""))
+        body = '<link rel="icon" href="data:,">'
+        page.route("**/blank", lambda route: route.fulfill(content_type="text/html", body=body))
         page.goto(urljoin(page.url, "/blank"))
     else:
         page.goto("about:blank")
