@@ -3,7 +3,7 @@
 import pickle
 import tempfile
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,8 +12,7 @@ import torch
 from penstock.launch.local import JobOutcome, run
 from penstock.netlab.hosts import Hosts
 from penstock.parallel.apply import import_sharing
-from penstock.parallel.mesh import World, join, make_mesh
-from penstock.train import setup
+from penstock.parallel.mesh import World, join
 
 
 def _import_training() -> None:
@@ -55,8 +54,6 @@ def _collect(work: Callable[[World], T], start: Start) -> list[T]:
     with tempfile.TemporaryDirectory() as folder:
 
         def one_rank() -> int:
-            # Runs in turn share the groups of a layout: the threads of each poll until the rank ends.
-            vars(setup)["make_mesh"] = cache(make_mesh)
             with join() as world:
                 torch.set_num_threads(1)  # the parent's thread pool does not survive a fork
                 result = work(world)
