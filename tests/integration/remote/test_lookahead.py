@@ -1,10 +1,12 @@
 """What is known of the future is used: pools come ahead of their rows, and once a rank."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.integration.remote.faulty import FaultyServer
+from tests.launched import wait_until
 
 from penstock.core import clock
 from penstock.core.files import checksum
@@ -114,8 +116,17 @@ def test_a_cache_smaller_than_what_is_in_use_serves_the_truth(
     far, near = loader(address), loader(str(folder))
     for step in range(10):
         assert (far.batch_at(step)["input_ids"] == near.batch_at(step)["input_ids"]).all()
-    disk = sum(path.stat().st_blocks * 512 for path in (tmp_path / "cache").rglob("*") if path.is_file())
-    assert disk <= 8 * 2**20
+    files = (tmp_path / "cache").rglob
+
+    def disk_bytes() -> int:
+        found = 0
+        for path in files("*"):
+            with suppress(FileNotFoundError):  # evicted meanwhile
+                found += path.stat().st_blocks * 512 if path.is_file() else 0
+        return found
+
+    # pools are still fetched ahead, and pages that threads write now are swept after that
+    wait_until(lambda: disk_bytes() <= 8 * 2**20, "the cache is below its limit")
 
 
 def test_nothing_is_planned_for_pools_that_are_here(
