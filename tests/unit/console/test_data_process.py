@@ -85,14 +85,18 @@ def test_a_process_is_ended_while_its_last_answer_is_read(data, begun, tmp_path)
     assert begun[0].poll() is not None
 
 
-def test_an_answer_that_is_cut_short_is_a_refusal(monkeypatch, tmp_path):
-    script = "input(); print('{\"id\": 1, \"answer\"', end='')"
-    words = [sys.executable, "-c", script]  # an interpreter: a process that ends in the middle of a line
+def test_an_answer_that_cannot_be_read_is_a_refusal_and_another_process_answers(begun, monkeypatch, tmp_path):
+    script = 'import time; input(); print(\'{"id": 1, "answer"\', flush=True); time.sleep(1000)'
+    words = [sys.executable, "-c", script]  # an interpreter: a process that writes half an answer and stays
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
-    monkeypatch.setattr(data_process, "start", lambda: subprocess.Popen(words, **pipes))
+    starts = iter([lambda: subprocess.Popen(words, **pipes), data_process.start])
+    monkeypatch.setattr(data_process, "start", lambda: next(starts)())
     data = DataProcess()
     with pytest.raises(QuestionRefused, match=r"has ended\. Ask again"):
         data.ask("requests", tmp_path)
+    wait_until(lambda: not data._running.is_alive, "nobody reads it")
+    assert data.ask("requests", tmp_path)["requests"] == []
+    assert len(begun) == 1
     data.close()
 
 

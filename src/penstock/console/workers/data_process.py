@@ -132,11 +132,12 @@ class _Running:
         assert process.stdout is not None
         self._stdin: IO[str] = process.stdin
         self._stdout: IO[str] = process.stdout
-        Thread(target=self._read, name="console-data", daemon=True).start()
+        self._reader = Thread(target=self._read, name="console-data", daemon=True)
+        self._reader.start()
 
     @property
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        return self._process.poll() is None and self._reader.is_alive()
 
     @property
     def num_open(self) -> int:
@@ -165,7 +166,7 @@ class _Running:
         self._process.wait()
 
     def _read(self) -> None:
-        with self._stdout, suppress(ValueError):  # an answer is cut short where the process is killed
+        with self._stdout, suppress(ValueError):  # a killed process cuts its answer short
             for line in self._stdout:
                 reply = json.loads(line)
                 with self._lock:
