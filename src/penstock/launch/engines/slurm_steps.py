@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from penstock.core import clock, env
-from penstock.core.errors import PenstockError, UsageError
+from penstock.core.errors import PeerLost, PenstockError, UsageError
 from penstock.core.network.probe import probe_nics
 from penstock.core.signals import StopFlag
 from penstock.core.units import plural
@@ -29,9 +29,10 @@ from penstock.launch.supervise import FINAL_CODES, Ended
 _JOIN_S = 60
 """Seconds that nodes of an elastic job wait for enough of them."""
 _AFTER_FIRST_S = 60  # for the other nodes of a step, once one has ended
-_STOP_AGAIN_S = 5.0
-"""Seconds after which a step that has not ended is asked to stop once more: Slurm loses a signal to a task
-that it is starting."""
+_STOP_INTERVAL_S = 5.0
+"""Interval at which SIGTERM is sent again to a step that has not ended: Slurm drops a signal to a task that
+it is starting."""
+_SRUN_ENDS_S = 20.0  # in which `srun` kills its step: less than Slurm's KillWait, which ends the script
 
 
 def supervise(spec: RunSpec, folder: JobFolder, flag: StopFlag) -> int:
@@ -76,11 +77,11 @@ class _Steps:
         self._key = key
         self.rendezvous_port, self.host = 0, ""
         self._signals: list[subprocess.Popen[bytes]] = []
-        self._stop_at = inf
+        self._stop_at = self._kill_at = inf
 
     def start(self, spec: RunSpec, attempt: int) -> None:
         self._spec = spec
-        self._stop_at = inf
+        self._stop_at = self._kill_at = inf
         self._attempt = f"{self._ident}.{self._restart}.{attempt}"
         port = self.rendezvous_port or port_of(int(self._ident), 100 * int(self._restart) + attempt)
         options = [
@@ -93,18 +94,9 @@ class _Steps:
             "--export=ALL",  # the key too, whatever the job itself was given
         ]
         options += ["--no-kill"] if spec.nodes.is_elastic else []
-        node = [
-            "-m",
-            "penstock",
-            "launch",
-            "node",
-            spec.run_dir,
-            "--attempt",
-            self._attempt,
-            "--port",
-            str(port),
-            *(["--host", self.host] if self.host else []),
-        ]
+        node = ["-m", "penstock", "launch", "node", spec.run_dir]
+        node += ["--attempt", self._attempt, "--port", str(port)]
+        node += ["--host", self.host] if self.host else []
         words = ["srun", *options, *spec.node_python, *node]
         variables = {**env.variables(""), env.RENDEZVOUS_KEY: self._key}
         self._step = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=variables)
@@ -114,6 +106,8 @@ class _Steps:
         if self._step is None or self._step.poll() is None:
             if clock.monotonic() > self._stop_at:
                 self.stop()
+            if self._step is not None and clock.monotonic() > self._kill_at:
+                self._step.kill()
             return None
         reports = [
             event
@@ -130,17 +124,17 @@ class _Steps:
     def stop(self) -> None:
         """Send SIGTERM to all steps of the job; nothing waits for Slurm's answer, which may take a minute.
 
-        The script does not get it, nor does `srun`, which would take it for a cancellation.
+        The batch script does not receive it. Neither does `srun`, which would treat it as a cancellation.
         """
         words = ["scancel", "--quiet", "--signal=TERM", self._ident]
         self._signals.append(subprocess.Popen(words, stdin=subprocess.DEVNULL))
-        self._stop_at = clock.monotonic() + _STOP_AGAIN_S
+        self._stop_at = clock.monotonic() + _STOP_INTERVAL_S
 
     def kill(self) -> None:
-        """Let `srun` kill its step, and end seconds later; `scancel --signal=KILL` would cancel the job."""
+        """Terminate `srun`, which kills its step. `scancel --signal=KILL` would cancel the whole job."""
         if self._step is not None:
             self._step.terminate()
-        self._stop_at = inf
+        self._stop_at, self._kill_at = inf, clock.monotonic() + _SRUN_ENDS_S
 
 
 def _num_nodes(spec: RunSpec) -> int:
@@ -177,7 +171,9 @@ def _cause_of(reports: Sequence[dict[str, Any]], code: int) -> str:
     said = [
         str(report.get("cause", "")) for report in reports if int(report["code"]) not in (0, EXIT_STOPPED)
     ]
-    return next((cause for cause in said if cause and "lost contact" not in cause), said[0] if said else "")
+    return next(
+        (cause for cause in said if cause and PeerLost.SENTENCE not in cause), said[0] if said else ""
+    )
 
 
 def run_node(
@@ -208,8 +204,8 @@ def run_node(
     key = env.take_rendezvous_key()
     try:
         prepare(spec)
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # but while ranks run: it may come again
         if spec.nodes.is_elastic:
-            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # until the node handles it
             settings = NodeSettings(
                 node=task.node,
                 host=host or task.address,
