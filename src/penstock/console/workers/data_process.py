@@ -132,12 +132,12 @@ class _Running:
         assert process.stdout is not None
         self._stdin: IO[str] = process.stdin
         self._stdout: IO[str] = process.stdout
-        self._reader = Thread(target=self._read, name="console-data", daemon=True)
-        self._reader.start()
+        self._has_failed = False
+        Thread(target=self._read, name="console-data", daemon=True).start()
 
     @property
     def is_alive(self) -> bool:
-        return self._process.poll() is None and self._reader.is_alive()
+        return self._process.poll() is None and not self._has_failed
 
     @property
     def num_open(self) -> int:
@@ -147,10 +147,10 @@ class _Running:
         number, answer = next(self._numbers), Future[Answer]()
         with self._lock:
             self._open[number] = answer
-        try:
+        with suppress(OSError):  # it ends in this moment, and the reader sees that
             self._stdin.write(json.dumps({"id": number, **question}) + "\n")
             self._stdin.flush()
-        except OSError:  # it ended in this moment
+        if self._has_failed:  # before the question was known to the reader
             self._fail()
         return answer
 
@@ -166,7 +166,7 @@ class _Running:
         self._process.wait()
 
     def _read(self) -> None:
-        with self._stdout, suppress(ValueError):  # a killed process cuts its answer short
+        with self._stdout, suppress(ValueError, KeyError):  # a killed process cuts its answer short
             for line in self._stdout:
                 reply = json.loads(line)
                 with self._lock:
@@ -179,6 +179,6 @@ class _Running:
 
     def _fail(self) -> None:
         with self._lock:
-            failed, self._open = self._open, {}
+            self._has_failed, failed, self._open = True, self._open, {}
         for answer in failed.values():
             answer.set_result({"error": "The process that reads runs has ended. Ask again.", "status": 503})
