@@ -5,7 +5,7 @@
 
 All processes enforce the limit together: each counts the bytes it wrote, and after 1/64 of the limit scans
 the whole folder and deletes files down to 7/8 of it. Up to eight processes always stay below the limit; each
-further one may exceed it by 1/64, and a limit of fewer than 64 pages is exceeded while pages are written.
+further one may exceed it by 1/64. A limit below 64 MiB may be exceeded while regions (1 MiB) are written.
 
 The order of training is a function, so the next use of any range of a corpus is known exactly, and evicting
 the farthest is then optimal (Belady, "A study of replacement algorithms for a virtual-storage computer", IBM

@@ -125,6 +125,7 @@ def test_a_cache_smaller_than_what_is_in_use_serves_the_truth(
                 found += path.stat().st_blocks * 512 if path.is_file() else 0
         return found
 
+    assert disk_bytes() <= 2 * 8 * 2**20, "no more than what threads write at this moment is beyond it"
     # pools are still fetched ahead, and pages that threads write now are swept after that
     wait_until(lambda: disk_bytes() <= 8 * 2**20, "the cache is below its limit")
 

@@ -78,7 +78,7 @@ def test_packed_layer_computes_what_the_layer_does(size, num_tokens, dtype, tole
 
 
 @pytest.mark.usefixtures("cells")
-@pytest.mark.parametrize("size", [(40, 4), (33, 60), (72, 64), (1, 100), (96, 196), (200, 1060)])
+@pytest.mark.parametrize("size", [(40, 4), (33, 60), (72, 64), (1, 100), (96, 196), (200, 1060), (40, 2084)])
 def test_any_number_of_tokens_and_odd_sizes(size):
     """1 to 300 tokens, by whole and partial panels, groups, blocks and runs."""
     x = torch.randn(300, size[1])
@@ -90,7 +90,7 @@ def test_any_number_of_tokens_and_odd_sizes(size):
     )
     by_codes = {make: make(plain) for make in (Int8Linear, Int4Linear)}
     of_codes = {make: matrix_of_codes(make, plain.weight).t() for make in by_codes}
-    for num in (*range(1, 30), 96, 97, 100, 300):
+    for num in (*range(1, 30), 96, 97, 100, 264, 300):
         torch.testing.assert_close(by_halves(half[:num]).double(), of_halves[:num], rtol=2**-8, atol=2**-7)
         for make, made in by_codes.items():
             exact = x[:num].double() @ of_codes[make]

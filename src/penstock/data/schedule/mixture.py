@@ -57,7 +57,7 @@ def slots_of(weights: Mapping[str, float]) -> dict[str, int]:
 
     They are divided by their greatest common divisor, so equal mixtures have equal numbers. Weights of at
     most three decimals, and all whose numbers sum to 2**62 or less, are exact; others are rounded to 2**-62.
-    If all are within 1e-12 of such decimals, as 0.1 + 0.2 is, these are meant.
+    If every weight is within a relative 1e-12 of such a decimal (0.1 + 0.2, for example), decimals are used.
 
     Raises:
         ConfigError: a weight is negative or not finite, or all are zero.

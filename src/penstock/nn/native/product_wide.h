@@ -4,8 +4,8 @@
 //   up to FEW tokens    cells are widened in registers, and multiplied at once: the time is that of reading memory
 //   more tokens         a block of a panel is widened once for up to MOST_TOKENS, and multiplied from the first cache
 //
-// Tiles ask memory for the next block in equal shares, so that reading it never waits, and their sums are stored as soon as
-// they are complete, while other tiles are multiplied.
+// Each tile prefetches its share of the next block, at least half of it in all. A tile's sums are stored as soon as they are
+// complete, while other tiles are still multiplied.
 //
 // Codes are exact as float32 and as bfloat16, and sums are float32: those of int4 over one group of inputs at a time. Scales
 // are applied to sums. So fewer bits read less memory, and cost little more arithmetic: int4 one instruction in sixteen or in
@@ -25,8 +25,8 @@ using LaneOf = typename tile::Product<Cell>::Lane;
 template <class Cell>
 constexpr int64_t DEPTH = tile::Product<Cell>::DEPTH;  // inputs of a cell
 
-constexpr int64_t LEAST_OF_RUN = 144, MOST_TOKENS = 264;  // of a run of many: by so many a widened block is multiplied
-constexpr int64_t RUN_BYTES = 1 << 20;                    // of a run above the least: a second cache holds it beside panels
+constexpr int64_t LEAST_OF_RUN = 144, MOST_TOKENS = 264;  // per run: a widened block is multiplied with one run at a time
+constexpr int64_t RUN_BYTES = 1 << 20;                    // most of a run longer than LEAST_OF_RUN: it fits the L2 cache along with some panels
 constexpr int64_t CHUNK = 16;                             // cells of a token that lie together in packed tokens: 64 bytes
 constexpr int64_t FEW = REGISTERS == 32 ? 4 : 2;
 using Tiles = std::conditional_t<REGISTERS == 32, Sizes<12, 8, 4, 2, 1>, Sizes<6, 4, 2, 1>>;
@@ -166,7 +166,7 @@ void multiply_few(const Matrix& matrix, int64_t panel, const Cell* x, int64_t st
       (HAS_GROUPS ? total : own)[t][part].store(sums + t * PANEL + part * LANES);
 }
 
-// What is asked of memory while a block is multiplied: so many bytes for each of its cells of depth.
+// Memory that a tile prefetches while it multiplies a block: `step` bytes for each cell of depth.
 struct Ahead {
   const char* from;
   int64_t step;
@@ -176,13 +176,13 @@ struct Ahead {
 template <class T, class Cell>
 constexpr bool ARE_CELLS = sizeof(T) * DEPTH<Cell> == sizeof(Cell);
 
-// Whether many tokens are copied in the order in which tiles read them: bfloat16 becomes float32 anyway. A copy of float32
-// saves more than it costs with int4 alone. Pairs stay.
+// Whether many tokens are copied in the order in which tiles read them: bfloat16 becomes float32 anyway. Copying
+// float32 tokens pays only with int4. Pairs are never copied.
 template <class T, Numbers type, class Cell>
 constexpr bool ARE_PACKED = DEPTH<Cell> == 1 && (type == Numbers::INT4 || !ARE_CELLS<T, Cell>);
 
-// sums [tokens][PANEL] += tokens x a widened block; each sum is in one register meanwhile. Tokens are packed, or rows, `row`
-// cells one after the other.
+// sums [tokens][PANEL] += tokens x a widened block; each sum is in one register meanwhile. Tokens are packed, or rows that
+// are `row` cells apart.
 template <int tokens, bool are_packed, class Cell>
 void add_block(const Cell* block, const Cell* x, int64_t row, int64_t depth, Ahead ahead, float* sums) {
   using Product = tile::Product<Cell>;
@@ -329,7 +329,6 @@ void store_sums(const Matrix& matrix, int64_t panel, int64_t first, int64_t coun
   });
 }
 
-// Whether numbers of type T are cells as they lie.
 // Tokens of a run of many: fewer where a token is long, so that a run stays in the second cache for several panels.
 inline int64_t tokens_of_run(int64_t inputs) {
   return std::clamp<int64_t>(RUN_BYTES / (4 * std::max<int64_t>(inputs, 1)) / 12 * 12, LEAST_OF_RUN, MOST_TOKENS);
@@ -345,7 +344,7 @@ int64_t cell_bytes(Numbers type, int64_t tokens, int64_t inputs) {
   });
 }
 
-// Copy tokens of a run, rows `stride` numbers one after the other, as float32: the block that begins with input `first`. Few
+// Copy tokens of a run, rows that are `stride` numbers apart, as float32: the block that begins with input `first`. Few
 // tokens stay rows; others come in the order in which tiles read them: tile by tile, a chunk of each token.
 template <class TileSizes, class T>
 void pack_block(const T* x, int64_t stride, int64_t tokens, int64_t inputs, int64_t first, float* to) {
