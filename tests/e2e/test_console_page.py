@@ -16,6 +16,7 @@ from playwright.sync_api import expect
 from penstock.console.access import ConsoleAccess
 from penstock.console.app import build_app
 from penstock.console.state import ConsoleState
+from penstock.obs.sinks.jsonl import read_records
 from penstock.train.control.requests import ControlReply, ControlRequest, answer, read_request, submit
 from tests.browser import DEVICES, PATIENCE_MS, Pages, check_is_usable, leave, listening, needs_browser
 from tests.console_workers import fork_workers, served
@@ -95,7 +96,7 @@ def folder(tmp_path_factory):
     config = json.loads((other / "config.json").read_text())
     config["optim"]["learning_rate"] = 0.123
     (other / "config.json").write_text(json.dumps(config))
-    records = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(other / "metrics.jsonl")
     kept = [record for record in records if record.get("step", 0) <= 20]
     kept.append({"event": "mixture", "step": 20, "weights": {"web": 0.25}, "reason": "by hand"})
     (other / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in kept))

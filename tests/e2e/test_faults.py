@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.obs.sinks.jsonl import read_records
 from tests.warm import Command, penstock
 
 
 def steps_of(run):
-    file = run / "metrics.jsonl"
-    records = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-    return [record["step"] for record in records if "loss" in record]
+    return [record["step"] for record in read_records(run / "metrics.jsonl") if "loss" in record]
 
 
 def children_of(pid):

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from penstock.obs.metric_names import training_metric
+from penstock.obs.sinks.jsonl import read_records
 from tests.ports import free_port
 from tests.status_server import status_server
 from tests.warm import Command, penstock
@@ -173,7 +174,7 @@ def test_a_run_in_a_trainjob_reports_its_progress(recipe, tmp_path):
     last = controller.reports[-1]
     assert last["progressPercentage"] == 100
     metrics = {metric["name"]: metric["value"] for metric in last["metrics"]}
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(tmp_path / "run" / "metrics.jsonl")
     (loss,) = [record["loss"] for record in records if record["step"] == 40 and "loss" in record]
     assert metrics["step"] == "40"
     assert float(metrics["loss"]) == pytest.approx(loss, rel=1e-5)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.obs.sinks.jsonl import read_records
 from tests.warm import penstock
 
 PREVIOUS = Path(__file__).parents[1] / "golden" / "previous"
@@ -27,13 +28,12 @@ def test_a_run_goes_on_with_the_losses_that_its_version_had(previous, processes)
     done = penstock("train", "recipe.toml", "--processes", processes)
     assert done.returncode == 0, done.stderr
     assert "computes in another order (numerics 1, now 2)" in done.stderr
-    records = [*map(json.loads, (previous / "run/metrics.jsonl").read_text().splitlines())]
+    records = read_records(previous / "run/metrics.jsonl")
     (change,) = [record for record in records if record.get("event") == "resume_change"]
     assert (change["step"], change["setting"], change["saved"]) == (3, "numerics", 1)
 
     def losses(path):
-        records = map(json.loads, path.read_text().splitlines())
-        return {record["step"]: record["loss"] for record in records if "loss" in record}
+        return {record["step"]: record["loss"] for record in read_records(path) if "loss" in record}
 
     assert losses(previous / "run/metrics.jsonl") == pytest.approx(
         losses(previous / "metrics_to_6.jsonl"), rel=1e-5

@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import expect
 
 from penstock.cli import main as command_line
+from penstock.obs.sinks.jsonl import read_records
 from penstock.testing.corpora import write_corpus
 from tests.browser import DEVICES, Pages, check_is_usable, listening, needs_browser
 from tests.e2e.conftest import console
@@ -145,7 +146,7 @@ def test_a_report_has_the_charts_tables_and_numbers_of_the_console(run, page, pa
         drawn = shown_curves(live)
         assert drawn.keys() >= {"loss", "phases", "speed", "waits", "rate", "grad-norm"}
         check_alike(str(shown_curves(shown)), str(drawn))
-        last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+        last = read_records(run / "metrics.jsonl")[-1]
         validation = float(f"{last['validation_loss']:.4g}")
         assert re.search(f"validation from .* to {validation:g},", drawn["loss"])
         for place in (".run-head .figures", ".events"):
@@ -175,7 +176,7 @@ def test_the_policy_refuses_a_script_that_is_not_the_page_s_own(page, pages, tmp
 
 @needs_browser
 def test_pointing_at_a_chart_reads_out_its_values(page, pages):
-    last = json.loads((page.parent / "metrics.jsonl").read_text().splitlines()[-1])
+    last = read_records(page.parent / "metrics.jsonl")[-1]
     with opened(pages["desktop"], page) as shown:
         plot = shown.locator("#loss .u-over")
         box = plot.bounding_box()
@@ -365,7 +366,7 @@ def test_the_metrics_of_every_step_are_written_as_csv_and_as_parquet(run, tmp_pa
         words = ["report", *map(str, runs), "--out", str(out), "--metrics", "loss, validation_loss"]
         assert command_line.main(words) == 0
         assert capsys.readouterr().out == f"{out}\n"
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(run / "metrics.jsonl")
     losses = [record["loss"] for record in records if "loss" in record]
     validations = {
         record["step"]: record["validation_loss"] for record in records if "validation_loss" in record

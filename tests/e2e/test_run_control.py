@@ -17,6 +17,7 @@ from penstock.cli.main import main
 from penstock.core import config
 from penstock.core.files import write_json
 from penstock.data.corpus.open import open_corpus
+from penstock.obs.sinks.jsonl import read_records
 from penstock.train.resolve.load import build_recipe
 from tests.e2e.conftest import torchrun
 from tests.in_process import run_cli
@@ -65,15 +66,11 @@ global_batch_size = 12
 
 
 def records_of(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return read_records(run / "metrics.jsonl")
 
 
 def steps_of(run):
-    path = run / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
-    return {
-        r["step"]: r for r in map(json.loads, (line for line in lines if line.endswith("\n"))) if "loss" in r
-    }
+    return {record["step"]: record for record in records_of(run) if "loss" in record}
 
 
 def wait_until(run, process, holds):

@@ -12,14 +12,14 @@ import sys
 import time
 from pathlib import Path
 
+from penstock.obs.sinks.jsonl import read_records
 from tests.in_process import run_cli
 from tests.ports import free_port
 from tests.warm import penstock
 
 
 def losses_of(run):
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    records = [json.loads(line) for line in lines if line.endswith("\n")]
+    records = read_records(run / "metrics.jsonl")
     return {r["step"]: (r["loss"], r["grad_norm"]) for r in records if "loss" in r}
 
 
@@ -44,7 +44,7 @@ def start(recipe, *options, steps):
 
 def await_step(run, step, agents):
     deadline = time.monotonic() + 300
-    while not ((run / "metrics.jsonl").is_file() and step in losses_of(run)):
+    while step not in losses_of(run):
         assert all(agent.poll() is None for agent in agents), [a.communicate()[1] for a in agents]
         assert time.monotonic() < deadline, f"step {step} was not reached"
         time.sleep(0.05)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.signals import STOPPED_EARLY
+from penstock.obs.sinks.jsonl import read_records
 from tests.in_process import run_cli
 from tests.warm import Command, penstock
 
@@ -18,7 +19,7 @@ SIGNALS = "its signals and exit codes are those that a user meets"
 
 
 def records_of(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return read_records(run / "metrics.jsonl")
 
 
 def losses_of(run):
@@ -32,7 +33,7 @@ def interrupt(recipe, run, number, *, processes, at_step):
     with Command(*words, interpreter=interpreter, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
-            if (run / "metrics.jsonl").is_file() and at_step in losses_of(run):
+            if at_step in losses_of(run):
                 break
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.01)
@@ -170,8 +171,7 @@ def test_an_edited_recipe_takes_effect_at_a_resume_and_leaves_an_event(recipe, t
     edited = penstock("train", recipe, "--set", "run.steps=6", "--set", "data.global_batch_size=24")
     assert edited.returncode == 0, edited.stderr
     assert "At step 4, global_batch_size is given as 24 and was saved as 12: applied." in edited.stderr
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    [event] = [record for record in records if record.get("event") == "resume_change"]
+    [event] = [record for record in records_of(tmp_path / "run") if record.get("event") == "resume_change"]
     assert (event["step"], event["saved"], event["told"], event["applied"]) == (4, 12, 24, True)
     assert run_cli("data", "audit", tmp_path / "run").returncode == 0
 

@@ -16,6 +16,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.llm import LLM
 from penstock.engine.sampling_params import Params, Sampling
 from penstock.engine.text_processor import TextProcessor
+from penstock.obs.sinks.jsonl import read_records
 from penstock.testing.corpora import write_corpus
 from tests.in_process import run_cli
 from tests.serving import serving
@@ -114,7 +115,7 @@ def chats(base):
 
 
 def losses_of(run):
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(run / "metrics.jsonl")
     return {record["step"]: record["loss"] for record in records if "loss" in record}
 
 
@@ -129,7 +130,7 @@ def alive(words, run, *, processes, after):
     ):
         try:
             deadline = time.monotonic() + 120
-            while not (run / "metrics.jsonl").is_file() or max(losses_of(run), default=0) < after:
+            while max(losses_of(run), default=0) < after:
                 assert process.poll() is None, log.read_text()
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
