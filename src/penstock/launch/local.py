@@ -29,6 +29,7 @@ from penstock.core.units import plural
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 20.0
+_CAUSE_S = 3.0  # for the rank that the others lost contact with: its sockets may close before it has said why
 _MESSAGE_CHARS = 10_000  # fits a pipe, so that writing never waits for the parent, which reads at the end
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -43,7 +44,10 @@ class JobOutcome:
     """Outcome of a job: exit code and messages."""
 
     code: int
-    """0 if every process returned 0, else the code of the first that failed, else EXIT_STOPPED."""
+    """0 if every process returned 0, else the code of the first that failed, else EXIT_STOPPED.
+
+    A process that lost contact with another counts as failed only if no other has failed.
+    """
     messages: list[str]
     """Messages of failed processes, each once."""
     lost: tuple[int, ...] = ()
@@ -273,35 +277,42 @@ class _Forwarding:
 
 
 def _wait(children: dict[BaseProcess, Connection]) -> JobOutcome:
-    messages: list[str] = []
-    lost: dict[int, str] = {}
-    code, running = 0, list(children)
-    rank_of = {child: rank for rank, child in enumerate(children)}
+    said: dict[str, None] = {}  # in order, each once
+    killed: dict[int, str] = {}
+    code, code_of_lost_contact, is_asked = 0, 0, False
+    running, rank_of = list(children), {child: rank for rank, child in enumerate(children)}
     while running:
-        failed = code not in (0, EXIT_STOPPED)
-        ready = wait([child.sentinel for child in running], timeout=_GRACE_S if failed else None)
-        if not ready:  # the others did not stop in time
+        patience = _GRACE_S if is_asked else _CAUSE_S if code_of_lost_contact else None
+        ready = wait([child.sentinel for child in running], timeout=patience)
+        if is_asked and not ready:  # they did not stop in time
             for child in running:
                 child.kill()
-        ended = [child for child in running if child.sentinel in ready]
-        for child in ended:
+        for child in [child for child in running if child.sentinel in ready]:
             child.join()  # the kernel closes the sentinel slightly before the exit code is available
-            exit_code = child.exitcode or 0
-            try:
-                messages.append(children[child].recv())
-            except EOFError:  # it ended without a message
-                if exit_code < 0 and not failed:
-                    lost[rank_of[child]] = _killed(rank_of[child], -exit_code)
-            if exit_code and code in (0, EXIT_STOPPED):  # a failure has priority over a stop
+            exit_code, message = child.exitcode or 0, _message_of(children[child])
+            if message is None and exit_code < 0 and not is_asked:
+                killed[rank_of[child]] = _killed(rank_of[child], -exit_code)
+            if message and message.startswith(PeerLost.SENTENCE):
+                code_of_lost_contact = code_of_lost_contact or exit_code
+            elif exit_code and code in (0, EXIT_STOPPED):  # a failure has priority over a stop
                 code = exit_code if exit_code > 0 else 1
-            children[child].close()
-        running = [child for child in running if child not in ended]
-        if code not in (0, EXIT_STOPPED) and not failed:
+            said.update({message: None} if message else {})
+            running.remove(child)
+        if not is_asked and (code not in (0, EXIT_STOPPED) or not ready):
+            is_asked = True
             for child in running:
                 _ask_to_stop(child)
-    said = [message for message in dict.fromkeys(messages) if message]
     causes = [message for message in said if not message.startswith(PeerLost.SENTENCE)]
-    return JobOutcome(code, [*lost.values(), *causes] or said[:1], () if causes else tuple(lost))
+    code = code_of_lost_contact or code if code in (0, EXIT_STOPPED) else code
+    return JobOutcome(code, [*killed.values(), *causes] or [*said][:1], () if causes else tuple(killed))
+
+
+def _message_of(receiver: Connection) -> str | None:
+    with receiver:
+        try:
+            return str(receiver.recv())
+        except EOFError:  # it ended without one
+            return None
 
 
 def _ask_to_stop(child: BaseProcess) -> None:

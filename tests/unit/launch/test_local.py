@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -157,6 +158,40 @@ def test_lost_contact_is_said_only_without_a_cause(has_cause: bool) -> None:
         assert said == "The disk is full."
     else:
         assert re.search(r"lost contact .* \(got 'Connection closed by peer .*:400\d'\)", said)
+
+
+def test_the_cause_is_waited_for_after_lost_contact() -> None:
+    def work() -> int:
+        if rank() == 0:
+            time.sleep(0.3)  # between the end of its sockets and its message
+            raise ConfigError("It is wrong", got=3)
+        raise PeerLost("Connection closed by peer")
+
+    assert outcome_of(work, processes=3) == JobOutcome(2, ["It is wrong (got 3)."])
+
+
+def test_a_rank_whose_death_its_peers_see_first_is_named() -> None:
+    def work() -> int:
+        if rank() == 0:
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise PeerLost("Connection closed by peer")
+
+    outcome = outcome_of(work, processes=3)
+    assert outcome.lost == (0,)
+    assert outcome.messages[0].startswith("Rank 0 was killed by SIGKILL.")
+
+
+def test_ranks_that_hear_nothing_after_lost_contact_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_CAUSE_S", 0.2)
+
+    def work() -> int:
+        if rank() == 0:
+            return wait_for_ever()
+        raise PeerLost("Connection closed by peer")
+
+    (said,) = outcome_of(work, processes=3).messages
+    assert "lost contact" in said
 
 
 def test_an_error_nobody_can_explain_shows_its_traceback_and_fails(capfd: pytest.CaptureFixture[str]) -> None:

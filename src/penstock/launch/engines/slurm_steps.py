@@ -160,8 +160,7 @@ def ended_of(reports: Sequence[dict[str, Any]], *, num_nodes: int, srun_code: in
         said = f"{plural(len(missing), 'node')} of {num_nodes} ({names}) did not report an end: "
         said += "lost" if codes else f"srun ended with {srun_code}"
         return Ended(code=1, newest=-1, cause=said, lost_node=True)
-    failed = [code for code in codes if code not in (0, EXIT_STOPPED)]
-    code = failed[0] if failed else max(codes)
+    code = next((code for code in codes if code not in (0, EXIT_STOPPED)), max(codes))
     return Ended(code=code, newest=-1, cause=_cause_of(reports, code))
 
 
@@ -171,9 +170,7 @@ def _cause_of(reports: Sequence[dict[str, Any]], code: int) -> str:
     said = [
         str(report.get("cause", "")) for report in reports if int(report["code"]) not in (0, EXIT_STOPPED)
     ]
-    return next(
-        (cause for cause in said if cause and PeerLost.SENTENCE not in cause), said[0] if said else ""
-    )
+    return min(said, key=lambda cause: not cause or PeerLost.SENTENCE in cause, default="")
 
 
 def run_node(
