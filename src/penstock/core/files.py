@@ -13,9 +13,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
+from penstock.core.clock import monotonic, sleep
 from penstock.core.errors import RunLocked, UsageError
+
+_ASKED_S = 10.0  # most that a writer waits for processes that ask; one may be suspended meanwhile
 
 
 def temporary_beside(path: Path) -> Path:
@@ -93,16 +96,16 @@ def exclusive(folder: Path, *, purpose: str) -> Iterator[None]:
         RunLocked: another live process has locked it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ".lock"
-    with path.open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            raise RunLocked(
-                f"{folder} is being written by another process ({file.read().strip() or 'unknown'})",
-                fix="Wait for it, stop it, or choose another folder.",
-            ) from error
+    with (folder / ".lock").open("a+", encoding="utf-8") as file:
+        deadline = monotonic() + _ASKED_S
+        while not _locks(file, fcntl.LOCK_EX):
+            if is_locked(folder) or monotonic() > deadline:
+                file.seek(0)
+                raise RunLocked(
+                    f"{folder} is being written by another process ({file.read().strip() or 'unknown'})",
+                    fix="Wait for it, stop it, or choose another folder.",
+                )
+            sleep(0.001)  # for a process that asks `is_locked`, which shares the lock for a moment
         file.truncate(0)
         file.write(f"{purpose}, pid {os.getpid()}\n")
         file.flush()
@@ -114,10 +117,7 @@ def locked_at(folder: Path) -> int:
 
     Unlike `is_locked`, this holds no lock itself, so that it can be asked while somebody is about to lock.
     """
-    try:
-        return (folder / ".lock").stat().st_mtime_ns
-    except OSError:
-        return 0
+    return path.stat().st_mtime_ns if (path := folder / ".lock").is_file() else 0
 
 
 def is_locked(folder: Path) -> bool:
@@ -126,11 +126,16 @@ def is_locked(folder: Path) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+        return not _locks(file, fcntl.LOCK_SH)
+
+
+def _locks(file: IO[Any], kind: int) -> bool:
+    """Lock an open file if that is possible at once; return whether it was."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def take_lock(path: Path, *, waits: bool) -> BinaryIO | None:

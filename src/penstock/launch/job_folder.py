@@ -15,8 +15,8 @@ pods/               count of failed pods of each node, on Kubernetes (failed_pod
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -283,15 +283,13 @@ class JobFolder:
                 end = event
         return end
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> AbstractContextManager[None]:
         """Hold the job's lock: one launcher for a run.
 
         Raises:
             RunLocked: another launcher holds it.
         """
-        with exclusive(self.path, purpose="penstock launch"):
-            yield
+        return exclusive(self.path, purpose="penstock launch")
 
     def is_held(self) -> bool:
         """True if a launcher holds the lock."""

@@ -1,6 +1,7 @@
 """Files are whole or absent, whatever fails; a folder has one writer."""
 
 import errno
+import fcntl
 import json
 import multiprocessing
 import os
@@ -8,7 +9,9 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from penstock.core.files import (
     checksum,
     commit,
     exclusive,
+    is_locked,
     locked_at,
     remove_tree,
     temporary_beside,
@@ -209,6 +213,37 @@ def test_a_folder_is_free_again_when_its_holder_failed(tmp_path: Path) -> None:
         _ = 1 / 0
     with exclusive(tmp_path, purpose="two"):
         pass
+
+
+def test_a_writer_waits_for_a_process_that_asks_whether_a_folder_is_locked(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    with (tmp_path / ".lock").open("rb") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)  # as is_locked does, here suspended in the middle
+        answered = threading.Timer(0.2, fcntl.flock, (asking, fcntl.LOCK_UN))
+        answered.start()
+        with exclusive(tmp_path, purpose="mine"):
+            assert answered.finished.is_set()
+            assert is_locked(tmp_path)
+        answered.join()
+    assert not is_locked(tmp_path)
+
+
+def test_a_writer_starts_while_others_ask_all_the_time(tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def ask() -> None:
+        while not ended.is_set():
+            is_locked(tmp_path)
+
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(4):
+            threads.submit(ask)
+        try:
+            for _ in range(50):
+                with exclusive(tmp_path, purpose="mine"):
+                    assert is_locked(tmp_path)
+        finally:
+            ended.set()
 
 
 def test_a_folder_to_be_held_is_made(tmp_path: Path) -> None:
