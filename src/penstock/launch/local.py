@@ -292,7 +292,7 @@ def _wait(children: dict[BaseProcess, Connection]) -> JobOutcome:
             exit_code, message = child.exitcode or 0, _message_of(children[child])
             if message is None and exit_code < 0 and not is_asked:
                 killed[rank_of[child]] = _killed(rank_of[child], -exit_code)
-            if message and message.startswith(PeerLost.SENTENCE):
+            if message and PeerLost.SENTENCE in message:
                 code_of_lost_contact = code_of_lost_contact or exit_code
             elif exit_code and code in (0, EXIT_STOPPED):  # a failure has priority over a stop
                 code = exit_code if exit_code > 0 else 1
@@ -302,7 +302,7 @@ def _wait(children: dict[BaseProcess, Connection]) -> JobOutcome:
             is_asked = True
             for child in running:
                 _ask_to_stop(child)
-    causes = [message for message in said if not message.startswith(PeerLost.SENTENCE)]
+    causes = [message for message in said if PeerLost.SENTENCE not in message]
     code = code_of_lost_contact or code if code in (0, EXIT_STOPPED) else code
     return JobOutcome(code, [*killed.values(), *causes] or [*said][:1], () if causes else tuple(killed))
 

@@ -249,6 +249,7 @@ def _start_group(who: Ranks, device: torch.device, *, timeout_s: float) -> None:
             rank=who.rank,
             store=store,
         )
+        dist.all_reduce(torch.zeros(1))  # a rank that leaves before all are connected would fail the others
     except (RuntimeError, ValueError) as error:
         log.debug("group_failed", "The group did not start", exc_info=True)
         raise PenstockError(
