@@ -386,7 +386,7 @@ def _layers_of(config: DecoderConfig) -> tuple[LayerKind, ...]:
     return tuple(kinds[pair] for pair in pairs)
 
 
-@lru_cache(maxsize=256)  # a planner asks a hundred thousand times
+@lru_cache(maxsize=256)  # a search asks for each of many thousand plans
 def _parameters_of(config: DecoderConfig, kind: LayerKind) -> int:
     return sum(map(prod, config.block_shapes(kind).values()))
 
