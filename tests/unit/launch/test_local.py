@@ -333,7 +333,7 @@ STUBBORN = """
 signal.signal(signal.SIGTERM, lambda *_: say("no"))
 say("ready")
 while True:
-    signal.pause()
+    time.sleep(0.01)  # signal.pause() would miss a signal that comes just before it
 """
 
 
