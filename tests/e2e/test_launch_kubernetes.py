@@ -117,6 +117,7 @@ def test_a_run_lives_on_while_pods_fail_between_checkpoints_and_ends_when_they_f
     wait_until(lambda: newest_step(runs / "killed") >= 1, "a step")
     saved = penstock("control", runs / "killed", "--save", cwd=tmp_path)
     assert saved.returncode == 0, saved.stderr
+    wait_until(lambda: any((runs / "killed" / "checkpoints").glob("step-*")), "a whole checkpoint")
     note, killed, noted = runs / "killed" / "launch" / "pods" / "node-00000.json", set(), []
 
     def kill():
