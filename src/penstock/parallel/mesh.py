@@ -229,6 +229,7 @@ def join(*, timeout_s: float = 600.0) -> Iterator[World]:
         torch.set_num_threads(num_threads())
     _start_group(who, device, timeout_s=timeout_s)
     try:
+        dist.all_reduce(torch.zeros(1))  # a rank that leaves before all are connected would fail the others
         yield World(who, device)
     except RuntimeError as error:
         if is_of_lost_peer(error):
@@ -249,7 +250,6 @@ def _start_group(who: Ranks, device: torch.device, *, timeout_s: float) -> None:
             rank=who.rank,
             store=store,
         )
-        dist.all_reduce(torch.zeros(1))  # a rank that leaves before all are connected would fail the others
     except (RuntimeError, ValueError) as error:
         log.debug("group_failed", "The group did not start", exc_info=True)
         raise PenstockError(
