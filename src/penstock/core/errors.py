@@ -144,7 +144,7 @@ class PeerLost(PenstockError):
     """
 
     SENTENCE = "This process lost contact with the others of its run"
-    """Start of the message, by which launchers recognise it."""
+    """Part of the message, by which launchers recognise it."""
 
     def __init__(self, got: str) -> None:
         super().__init__(self.SENTENCE, got=got, fix="See their messages.")

@@ -18,7 +18,7 @@ from typing import IO, Any, BinaryIO
 from penstock.core.clock import monotonic, sleep
 from penstock.core.errors import RunLocked, UsageError
 
-_ASKED_S = 10.0  # most that a writer waits for processes that ask; one may be suspended meanwhile
+_ASKED_S = 10.0  # a process that asks may be suspended meanwhile
 
 
 def temporary_beside(path: Path) -> Path:
@@ -92,6 +92,8 @@ def checksum(path: Path) -> str:
 def exclusive(folder: Path, *, purpose: str) -> Iterator[None]:
     """Lock a folder for one writer; the kernel releases the lock when the process ends.
 
+    Waits up to 10 s for processes that are asking `is_locked`, which share the lock for a moment.
+
     Raises:
         RunLocked: another live process has locked it.
     """
@@ -99,13 +101,14 @@ def exclusive(folder: Path, *, purpose: str) -> Iterator[None]:
     with (folder / ".lock").open("a+", encoding="utf-8") as file:
         deadline = monotonic() + _ASKED_S
         while not _locks(file, fcntl.LOCK_EX):
-            if is_locked(folder) or monotonic() > deadline:
+            if (is_written := is_locked(folder)) or monotonic() > deadline:
                 file.seek(0)
+                writer = file.read().strip() if is_written else ""
                 raise RunLocked(
-                    f"{folder} is being written by another process ({file.read().strip() or 'unknown'})",
+                    f"{folder} is being written by another process ({writer or 'unknown'})",
                     fix="Wait for it, stop it, or choose another folder.",
                 )
-            sleep(0.001)  # for a process that asks `is_locked`, which shares the lock for a moment
+            sleep(0.001)
         file.truncate(0)
         file.write(f"{purpose}, pid {os.getpid()}\n")
         file.flush()
@@ -117,7 +120,10 @@ def locked_at(folder: Path) -> int:
 
     Unlike `is_locked`, this holds no lock itself, so that it can be asked while somebody is about to lock.
     """
-    return path.stat().st_mtime_ns if (path := folder / ".lock").is_file() else 0
+    try:
+        return (folder / ".lock").stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def is_locked(folder: Path) -> bool:

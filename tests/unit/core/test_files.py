@@ -219,12 +219,18 @@ def test_a_writer_waits_for_a_process_that_asks_whether_a_folder_is_locked(tmp_p
     (tmp_path / ".lock").touch()
     with (tmp_path / ".lock").open("rb") as asking:
         fcntl.flock(asking, fcntl.LOCK_SH)  # as is_locked does, here suspended in the middle
-        answered = threading.Timer(0.2, fcntl.flock, (asking, fcntl.LOCK_UN))
-        answered.start()
+        answered = threading.Event()
+
+        def answer() -> None:
+            answered.set()
+            fcntl.flock(asking, fcntl.LOCK_UN)
+
+        later = threading.Timer(0.2, answer)
+        later.start()
         with exclusive(tmp_path, purpose="mine"):
-            assert answered.finished.is_set()
+            assert answered.is_set()
             assert is_locked(tmp_path)
-        answered.join()
+        later.join()
     assert not is_locked(tmp_path)
 
 

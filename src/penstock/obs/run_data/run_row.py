@@ -175,8 +175,8 @@ class Summaries:
     def _is_held(self, folder: Path, known: _Known) -> bool:
         """Return whether a job holds the run's lock.
 
-        To ask takes the lock for an instant, in which a job that starts would be refused: so it is asked
-        once per change of the files, and again only while a job holds it.
+        To ask shares the lock for a moment, in which a job that starts waits: so it is asked once per change
+        of the files, and again only while a job holds it.
         """
         try:
             stamp = known.stamp, (folder / ".lock").stat().st_mtime
