@@ -22,6 +22,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 
+from penstock.core.clock import monotonic
 from penstock.core.env import RENDEZVOUS, num_cores
 from penstock.core.errors import PeerLost, PenstockError, UsageError
 from penstock.core.signals import signal_name
@@ -280,22 +281,26 @@ def _wait(children: dict[BaseProcess, Connection]) -> JobOutcome:
     said: dict[str, None] = {}  # in order, each once
     killed: dict[int, str] = {}
     code, code_of_lost_contact, is_asked = 0, 0, False
+    until = 0.0  # when those that are left are asked to stop, though nobody has said why contact was lost
     running, rank_of = list(children), {child: rank for rank, child in enumerate(children)}
     while running:
-        patience = _GRACE_S if is_asked else _CAUSE_S if code_of_lost_contact else None
+        patience = _GRACE_S if is_asked else max(0.0, until - monotonic()) if until else None
         ready = wait([child.sentinel for child in running], timeout=patience)
         if is_asked and not ready:  # they did not stop in time
             for child in running:
                 child.kill()
         for child in [child for child in running if child.sentinel in ready]:
             child.join()  # the kernel closes the sentinel slightly before the exit code is available
-            exit_code, message = child.exitcode or 0, _message_of(children[child])
-            if message is None and exit_code < 0 and not is_asked:
-                killed[rank_of[child]] = _killed(rank_of[child], -exit_code)
-            if message and PeerLost.SENTENCE in message:
+            message, signal_number = _message_of(children[child]), max(0, -(child.exitcode or 0))
+            exit_code = 1 if signal_number else child.exitcode or 0
+            is_nccl = bool(until) and signal_number == signal.SIGABRT  # its watchdog, after lost contact
+            if is_nccl or (message and PeerLost.SENTENCE in message):
                 code_of_lost_contact = code_of_lost_contact or exit_code
+                until = until or monotonic() + _CAUSE_S
             elif exit_code and code in (0, EXIT_STOPPED):  # a failure has priority over a stop
-                code = exit_code if exit_code > 0 else 1
+                code = exit_code
+            if message is None and signal_number and not (is_asked or is_nccl):
+                killed[rank_of[child]] = _killed(rank_of[child], signal_number)
             said.update({message: None} if message else {})
             running.remove(child)
         if not is_asked and (code not in (0, EXIT_STOPPED) or not ready):

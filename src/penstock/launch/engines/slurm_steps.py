@@ -149,28 +149,28 @@ def ended_of(reports: Sequence[dict[str, Any]], *, num_nodes: int, srun_code: in
     '1 node of 2 (1) did not report an end: lost'
     """
     codes = [int(report["code"]) for report in reports]
+    failed = sorted((report for report in reports if _has_failed(report)), key=_is_consequence)
+    cause = str(failed[0].get("cause", "")) if failed else ""
     missing = sorted(set(range(num_nodes)) - {int(report["node"]) for report in reports})
     if is_elastic and codes:  # lost nodes are the others' affair
         known = (*FINAL_CODES, EXIT_STOPPED)
         code = next((c for c in known if c in codes), codes[0])
         lost = bool(missing) and code not in known
-        return Ended(code=code, newest=-1, cause=_cause_of(reports, code), lost_node=lost)
+        return Ended(code=code, newest=-1, cause="" if code in (0, EXIT_STOPPED) else cause, lost_node=lost)
     if missing:
         names = ", ".join(map(str, missing))
         said = f"{plural(len(missing), 'node')} of {num_nodes} ({names}) did not report an end: "
         said += "lost" if codes else f"srun ended with {srun_code}"
         return Ended(code=1, newest=-1, cause=said, lost_node=True)
-    code = next((code for code in codes if code not in (0, EXIT_STOPPED)), max(codes))
-    return Ended(code=code, newest=-1, cause=_cause_of(reports, code))
+    return Ended(code=int(failed[0]["code"]) if failed else max(codes), newest=-1, cause=cause)
 
 
-def _cause_of(reports: Sequence[dict[str, Any]], code: int) -> str:
-    if code in (0, EXIT_STOPPED):
-        return ""
-    said = [
-        str(report.get("cause", "")) for report in reports if int(report["code"]) not in (0, EXIT_STOPPED)
-    ]
-    return min(said, key=lambda cause: not cause or PeerLost.SENTENCE in cause, default="")
+def _has_failed(report: dict[str, Any]) -> bool:
+    return int(report["code"]) not in (0, EXIT_STOPPED)
+
+
+def _is_consequence(report: dict[str, Any]) -> bool:
+    return not report.get("cause") or PeerLost.SENTENCE in report["cause"]
 
 
 def run_node(

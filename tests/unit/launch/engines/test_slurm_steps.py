@@ -28,7 +28,7 @@ def report(node, code, cause=""):
         ([report(0, 0), report(1, 0)], False, 0, "", False),
         ([report(0, 75), report(1, 75)], False, 75, "", False),
         ([report(0, 75), report(1, 1, "Disk full.")], False, 1, "Disk full.", False),
-        ([report(0, 1, LOST), report(1, 3, "Loss is nan.")], False, 1, "Loss is nan.", False),
+        ([report(0, 1, LOST), report(1, 3, "Loss is nan.")], False, 3, "Loss is nan.", False),
         ([report(0, 1, LOST)], False, 1, "1 node of 2 (1) did not report an end: lost", True),
         ([], False, 1, "2 nodes of 2 (0, 1) did not report an end: srun ended with 9", True),
         ([report(0, 0)], True, 0, "", False),
