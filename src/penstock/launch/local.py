@@ -30,7 +30,7 @@ from penstock.core.units import plural
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 20.0
-_CAUSE_S = 3.0  # for the rank that the others lost contact with: its sockets may close before it has said why
+_CAUSE_S = 3.0  # a rank that fails closes its sockets, and reports its error only then
 _MESSAGE_CHARS = 10_000  # fits a pipe, so that writing never waits for the parent, which reads at the end
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -281,10 +281,10 @@ def _wait(children: dict[BaseProcess, Connection]) -> JobOutcome:
     said: dict[str, None] = {}  # in order, each once
     killed: dict[int, str] = {}
     code, code_of_lost_contact, is_asked = 0, 0, False
-    until = 0.0  # when those that are left are asked to stop, though nobody has said why contact was lost
+    deadline = 0.0  # of the report that explains a lost contact; 0: no contact was lost
     running, rank_of = list(children), {child: rank for rank, child in enumerate(children)}
     while running:
-        patience = _GRACE_S if is_asked else max(0.0, until - monotonic()) if until else None
+        patience = _GRACE_S if is_asked else max(0.0, deadline - monotonic()) if deadline else None
         ready = wait([child.sentinel for child in running], timeout=patience)
         if is_asked and not ready:  # they did not stop in time
             for child in running:
@@ -293,13 +293,13 @@ def _wait(children: dict[BaseProcess, Connection]) -> JobOutcome:
             child.join()  # the kernel closes the sentinel slightly before the exit code is available
             message, signal_number = _message_of(children[child]), max(0, -(child.exitcode or 0))
             exit_code = 1 if signal_number else child.exitcode or 0
-            is_nccl = bool(until) and signal_number == signal.SIGABRT  # its watchdog, after lost contact
-            if is_nccl or (message and PeerLost.SENTENCE in message):
+            is_aborted = bool(deadline) and signal_number == signal.SIGABRT  # by NCCL's watchdog
+            if is_aborted or (message and PeerLost.SENTENCE in message):
                 code_of_lost_contact = code_of_lost_contact or exit_code
-                until = until or monotonic() + _CAUSE_S
+                deadline = deadline or monotonic() + _CAUSE_S
             elif exit_code and code in (0, EXIT_STOPPED):  # a failure has priority over a stop
                 code = exit_code
-            if message is None and signal_number and not (is_asked or is_nccl):
+            if message is None and signal_number and not (is_asked or is_aborted):
                 killed[rank_of[child]] = _killed(rank_of[child], signal_number)
             said.update({message: None} if message else {})
             running.remove(child)
