@@ -8,8 +8,8 @@
 On a machine with other work set OMP_NUM_THREADS=1: CPU seconds are measured then.
 The exports are for CPUs without AVX-512, on one that has it.
 
-Speed: all linear layers of a 125M Llama, one after the other, for 1 to 512 tokens: the least time over the
-rounds, ways interleaved. Ours are `float32` and `bfloat16`; `int8` and `int4`, weight-only, with tokens of
+Speed: all linear layers of a 125M Llama, and those of one block of an 8B Llama, one after the other, for 1
+to 512 tokens: the least time over the rounds, ways interleaved. Ours are `float32` and `bfloat16`; `int8` and `int4`, weight-only, with tokens of
 bfloat16; the same with tokens of float32; and `int8_rounded` and `int4_rounded`, which round tokens to 8
 bits (`activations="int8"`), on CPUs with VNNI. `torch_float32` and `torch_bfloat16` are `nn.Linear`, `onednn`
 the latter packed by PyTorch's operator, `torch_int8` and `torch_int4` its weight-only products. `times_torch`
@@ -44,8 +44,11 @@ from penstock.nn.linear.packed import can_multiply, packed
 from penstock.nn.linear.quantized import Int4Linear, Int8Linear, multiplies_integers
 from penstock.nn.linear.rounding import to_int4, to_int8
 
-LAYER = ((2304, 768), (768, 768), (4096, 768), (768, 2048))
-NUM_LAYERS, VOCAB = 12, 32000
+LAYERS = {
+    "125M": [*((2304, 768), (768, 768), (4096, 768), (768, 2048)) * 12, (32000, 768)],
+    "a block of 8B": [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)],
+}
+"""Model -> outputs and inputs of its linear layers."""
 KINDS = ("stored", "bfloat16", "int8", "int4")
 LENGTH = 128
 FLAGS = {"avx2", "avx_vnni", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile"}
@@ -125,10 +128,10 @@ def torch_ways():
     return ways
 
 
-def speed(rounds, tokens):
+def speed(model, rounds, tokens):
     """Return milliseconds and ratios to torch for each number of tokens and way."""
     torch.manual_seed(0)
-    sizes = [*LAYER * NUM_LAYERS, (VOCAB, 768)]
+    sizes = LAYERS[model]
     plain = [nn.Linear(i, o, bias=False).requires_grad_(False) for o, i in sizes]
     of_dtype = {torch.float32: plain, torch.bfloat16: [copy.deepcopy(layer).bfloat16() for layer in plain]}
     peers, ours = torch_ways(), OURS | (ROUNDED if multiplies_integers() else {})
@@ -140,7 +143,9 @@ def speed(rounds, tokens):
     figures = []
     for count in tokens:
         x = {
-            (size, dtype): torch.randn(count, size, dtype=dtype) for size in (768, 2048) for dtype in of_dtype
+            (size, dtype): torch.randn(count, size, dtype=dtype)
+            for size in {inputs for _, inputs in sizes}
+            for dtype in of_dtype
         }
         best = dict.fromkeys([*ways, "read"], math.inf)
         for _ in range(rounds):
@@ -152,6 +157,7 @@ def speed(rounds, tokens):
         ratios = {name: round(least(best, peers, name) / best[name], 2) for name in ours}
         figures.append(
             {
+                "model": model,
                 "tokens": count,
                 "ms": {name: round(1e3 * best[name], 3) for name in best},
                 "times_torch": ratios,
@@ -255,7 +261,8 @@ def accuracy(steps, num_rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--models", nargs="+", choices=LAYERS, default=list(LAYERS))
+    parser.add_argument("--rounds", type=int, default=20, help="a quarter as many for 8B")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 128, 512])
     parser.add_argument("--steps", type=int, default=600, help="of training; 0: speed only")
     parser.add_argument("--rows", type=int, default=512)
@@ -268,7 +275,13 @@ def main():
         "flags": sorted(FLAGS & set(env.cpu_features().split())),
         "operators": can_multiply(torch.zeros(())),
         "multiplies_integers": multiplies_integers(),
-        "speed": speed(arguments.rounds, arguments.tokens),
+        "speed": [
+            figures
+            for model in arguments.models
+            for figures in speed(
+                model, arguments.rounds if model == "125M" else -(-arguments.rounds // 4), arguments.tokens
+            )
+        ],
     }
     if arguments.steps:
         figures = accuracy(arguments.steps, arguments.rows)

@@ -39,27 +39,19 @@ struct Sizes {
   }
 };
 
-constexpr int64_t GROUPED = 512 * 1024;  // bytes of panels that most second caches hold beside some tokens
+// A thread that has to be woken gets panels of at least half a microsecond's work in sum: waking it costs about as much.
+inline int64_t grain_of_tiles(int64_t tokens, int64_t inputs) {
+  return std::max<int64_t>(1, 16384 / (inputs * std::clamp<int64_t>(tokens, 1, MAX_TOKENS)));
+}
 
-// How tiles are cut, and in what order: the panels of a group take one run of tokens after the other. In a group of several
-// panels a thread reads tokens once for all of them; a group of one stays in the first cache.
-struct Tiling {
-  int64_t tokens;  // most of a tile
-  int64_t grouped = 1;
-};
-
-// Call tile(panel, first token, number of tokens) for all tiles. A thread that has to be woken gets tiles of at least half a
-// microsecond's work in sum: waking it costs about as much.
+// Call tile(panel, first token, number of tokens) for all tiles of up to `most` tokens, those of a panel one after the other.
 template <class Tile>
-void each_tile(Threads& threads, Tiling most, int64_t tokens, int64_t outputs, int64_t inputs, const Tile& tile) {
-  const int64_t runs = (tokens + most.tokens - 1) / most.tokens, panels = (outputs + PANEL - 1) / PANEL;
-  const int64_t grain = std::max<int64_t>(1, 16384 / (inputs * std::clamp<int64_t>(tokens, 1, MAX_TOKENS)));
-  threads.each(panels * runs, grain, [&](int64_t begin, int64_t end) {
+void each_tile(Threads& threads, int64_t most, int64_t tokens, int64_t outputs, int64_t inputs, const Tile& tile) {
+  const int64_t runs = (tokens + most - 1) / most, panels = (outputs + PANEL - 1) / PANEL;
+  threads.each(panels * runs, grain_of_tiles(tokens, inputs), [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
-      const int64_t first_panel = item / (most.grouped * runs) * most.grouped, place = item - first_panel * runs;
-      const int64_t grouped = std::min(most.grouped, panels - first_panel), run = place / grouped;
-      const int64_t first = tokens * run / runs;
-      tile(first_panel + place % grouped, first, tokens * (run + 1) / runs - first);
+      const int64_t run = item % runs, first = tokens * run / runs;
+      tile(item / runs, first, tokens * (run + 1) / runs - first);
     }
   });
 }

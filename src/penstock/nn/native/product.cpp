@@ -44,7 +44,7 @@ int64_t product_bytes(const Matrix& matrix, int64_t tokens) {
 #ifdef HAS_INTEGERS
   if (matrix.offsets) return Tokens::bytes(tokens, matrix.inputs);
 #endif
-  return takes_tiles<T>(matrix) ? 0 : cell_bytes<T>(matrix.type, tokens, matrix.inputs);
+  return takes_tiles<T>(matrix) ? 0 : cell_bytes<T>(tokens, matrix.inputs);
 }
 
 template <class T>
@@ -76,14 +76,13 @@ void multiply_panel(const void* panel, const T* x, int64_t stride, int64_t input
   constexpr bool AS_THEY_LIE = true;  // to widen so few tokens takes longer than pairs
   tile::with_cell<T>(AS_THEY_LIE, [&](auto cell) {
     using Cell = decltype(cell);
-    const auto done = [](int64_t, int64_t) {};
-    if constexpr (ARE_CELLS<T, Cell>) {
-      multiply<T, type>(matrix, 0, reinterpret_cast<const Cell*>(x), stride / DEPTH<Cell>, tokens, sums, done);
-    } else {
-      std::vector<Cell> cells(tokens * whole_chunks(inputs));
-      for (int64_t first = 0; first < inputs; first += BLOCK<Cell>) pack_block<Tiles>(x, stride, tokens, inputs, first, cells.data());
-      multiply<T, type>(matrix, 0, static_cast<const Cell*>(cells.data()), inputs, tokens, sums, done);
-    }
+    const auto done = [](int64_t, int64_t, int64_t, const float*) {};
+    const int64_t depth = inputs / DEPTH<Cell>;
+    if (ARE_CELLS<T, Cell> && tokens <= FEW)
+      return multiply<type>(matrix, 0, 1, reinterpret_cast<const Cell*>(x), stride / DEPTH<Cell>, tokens, sums, done);
+    std::vector<Cell> cells(tokens * whole_chunks(depth));
+    for (int64_t first = 0; first < depth; first += CELLS) pack_block<Tiles>(x, stride, tokens, depth, first, cells.data());
+    multiply<type>(matrix, 0, 1, static_cast<const Cell*>(cells.data()), depth, tokens, sums, done);
   });
 }
 

@@ -101,7 +101,7 @@ void multiply_rounded8(Threads& threads, const Matrix& matrix, const Tokens& x, 
     return each_by_tiles<tiles::BYTES, int32_t>(threads, x.codes, x.count, matrix.outputs, units, AHEAD,
                                                 [&](int64_t panel) { return panel_of<Numbers::INT8>(matrix, panel); }, store);
 #endif
-  each_tile(threads, {RoundedTiles::MOST}, x.count, matrix.outputs, x.inputs, [&](int64_t panel, int64_t first, int64_t count) {
+  each_tile(threads, RoundedTiles::MOST, x.count, matrix.outputs, x.inputs, [&](int64_t panel, int64_t first, int64_t count) {
     alignas(64) int32_t sums[RoundedTiles::MOST * PANEL];
     RoundedTiles::each(count, [&](int64_t t, auto size) {
       multiply_codes<size>(panel_of<Numbers::INT8>(matrix, panel), x.row(first + t), units, sums + t * PANEL);
@@ -145,7 +145,7 @@ void multiply_codes4(const Matrix& matrix, int64_t panel, const int32_t* x, cons
 
 template <class T>
 void multiply_rounded4(Threads& threads, const Matrix& matrix, const Tokens& x, T* out) {
-  each_tile(threads, {RoundedTiles4::MOST}, x.count, matrix.outputs, x.inputs, [&](int64_t panel, int64_t first, int64_t count) {
+  each_tile(threads, RoundedTiles4::MOST, x.count, matrix.outputs, x.inputs, [&](int64_t panel, int64_t first, int64_t count) {
     alignas(64) float sums[RoundedTiles4::MOST * PANEL];
     RoundedTiles4::each(count, [&](int64_t t, auto size) {
       multiply_codes4<size>(matrix, panel, x.row(first + t), x.begins + (first + t) * matrix.groups(), sums + t * PANEL);

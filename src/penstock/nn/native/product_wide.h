@@ -2,16 +2,19 @@
 // `Cell` (tile.h): a float32, or two bfloat16 where tokens are bfloat16 and the CPU multiplies pairs faster.
 //
 //   up to FEW tokens    cells are widened in registers, and multiplied at once: the time is that of reading memory
-//   more tokens         a block of a panel is widened once for up to MOST_TOKENS, and multiplied from the first cache
+//   more tokens         a block of a panel is widened once for a run of up to MOST_TOKENS, and multiplied from the first cache
 //
-// Each tile prefetches its share of the next block, at least half of it in all. A tile's sums are stored as soon as they are
-// complete, while other tiles are still multiplied.
+// A run is multiplied part by part of its inputs, each part with all panels of a group: it stays in the second cache meanwhile,
+// however long the tokens are. Each tile prefetches its share of the next block. A tile's sums are stored as soon as they
+// are complete, while other tiles are still multiplied.
 //
 // Codes are exact as float32 and as bfloat16, and sums are float32: those of int4 over one group of inputs at a time. Scales
 // are applied to sums. So fewer bits read less memory, and cost little more arithmetic: int4 one instruction in sixteen or in
 // thirty-two. An output's sum runs over its inputs in one order whatever the number of tokens: a token's result does not
 // depend on its neighbours.
 #pragma once
+
+#include <vector>
 
 #include "matrix.h"
 #include "panels.h"
@@ -25,9 +28,11 @@ using LaneOf = typename tile::Product<Cell>::Lane;
 template <class Cell>
 constexpr int64_t DEPTH = tile::Product<Cell>::DEPTH;  // inputs of a cell
 
-constexpr int64_t LEAST_OF_RUN = 144, MOST_TOKENS = 264;  // per run: a widened block is multiplied with one run at a time
-constexpr int64_t RUN_BYTES = 1 << 20;                    // most of a run longer than LEAST_OF_RUN: it fits the L2 cache along with some panels
-constexpr int64_t CHUNK = 16;                             // cells of a token that lie together in packed tokens: 64 bytes
+constexpr int64_t CELLS = 128;             // inputs of a block as cells: 16 KiB of a panel
+constexpr int64_t CHUNK = 16;              // cells of a token that lie together in packed tokens: 64 bytes
+constexpr int64_t MOST_TOKENS = 264;       // of a run
+constexpr int64_t GROUPED = 16;            // panels of a group
+constexpr int64_t PART_BYTES = 256 << 10;  // most of a part: it fits most second caches beside the sums of a few panels
 constexpr int64_t FEW = REGISTERS == 32 ? 4 : 2;
 using Tiles = std::conditional_t<REGISTERS == 32, Sizes<12, 8, 4, 2, 1>, Sizes<6, 4, 2, 1>>;
 using GroupTiles = Sizes<6, 4, 2, 1>;
@@ -38,8 +43,10 @@ constexpr int64_t INPUTS = type == Numbers::FLOAT ? 1 : type == Numbers::BFLOAT1
 template <Numbers type>
 constexpr int64_t BYTES = type == Numbers::INT4 ? 2 * PANEL : 4 * PANEL;  // of a unit of all outputs of a panel
 template <class Cell>
-constexpr int64_t BLOCK = 128 * DEPTH<Cell>;  // inputs: 16 KiB of cells
-constexpr float UNIT_8 = 0x1p-24f;         // of the codes of 8 bits, which are widened as the highest byte
+constexpr int64_t BLOCK = CELLS * DEPTH<Cell>;  // inputs
+template <Numbers type, class Cell>
+constexpr int64_t STEP = BYTES<type> * DEPTH<Cell> / INPUTS<type>;  // bytes of a cell of all outputs of a panel
+constexpr float UNIT_8 = 0x1p-24f;  // of the codes of 8 bits, which are widened as the highest byte
 
 template <Numbers type>
 const char* panel_of(const Matrix& matrix, int64_t panel) {
@@ -140,7 +147,7 @@ template <Numbers type, class Cell, class Body>
 // sums [tokens][PANEL] = tokens x panel, of up to FEW; x has `stride` cells per token.
 template <Numbers type, int tokens, class Cell>
 void multiply_few(const Matrix& matrix, int64_t panel, const Cell* x, int64_t stride, float* sums) {
-  constexpr int64_t CELLS = INPUTS<type> / DEPTH<Cell>;
+  constexpr int64_t OF_UNIT = INPUTS<type> / DEPTH<Cell>;
   constexpr bool HAS_GROUPS = type == Numbers::INT4;
   const int64_t units = matrix.inputs / INPUTS<type>, of_run = HAS_GROUPS ? GROUP / INPUTS<type> : units;
   const char* unit = panel_of<type>(matrix, panel);
@@ -151,7 +158,7 @@ void multiply_few(const Matrix& matrix, int64_t panel, const Cell* x, int64_t st
       each_cell<type, Cell>(unit, [&](int k, int part, auto lane) __attribute__((always_inline)) {
 #pragma GCC unroll 4
         for (int t = 0; t < tokens; ++t)
-          own[t][part] = tile::Product<Cell>::add(tile::Product<Cell>::broadcast(x + t * stride + u * CELLS + k), lane, own[t][part]);
+          own[t][part] = tile::Product<Cell>::add(tile::Product<Cell>::broadcast(x + t * stride + u * OF_UNIT + k), lane, own[t][part]);
       });
     }
     if constexpr (HAS_GROUPS) {
@@ -176,18 +183,11 @@ struct Ahead {
 template <class T, class Cell>
 constexpr bool ARE_CELLS = sizeof(T) * DEPTH<Cell> == sizeof(Cell);
 
-// Whether many tokens are copied in the order in which tiles read them: bfloat16 becomes float32 anyway. Copying
-// float32 tokens pays only with int4. Pairs are never copied.
-template <class T, Numbers type, class Cell>
-constexpr bool ARE_PACKED = DEPTH<Cell> == 1 && (type == Numbers::INT4 || !ARE_CELLS<T, Cell>);
-
-// sums [tokens][PANEL] += tokens x a widened block; each sum is in one register meanwhile. Tokens are packed, or rows that
-// are `row` cells apart.
-template <int tokens, bool are_packed, class Cell>
-void add_block(const Cell* block, const Cell* x, int64_t row, int64_t depth, Ahead ahead, float* sums) {
+// sums [tokens][PANEL] += packed tokens x a widened block; each sum is in one register meanwhile.
+template <int tokens, class Cell>
+void add_block(const Cell* block, const Cell* x, int64_t depth, Ahead ahead, float* sums) {
   using Product = tile::Product<Cell>;
   constexpr int WIDE = tokens <= 3 ? std::min(PARTS, 4) : 2;
-  const int64_t stride = are_packed ? CHUNK : row;
   for (int begin = 0; begin < PANEL; begin += WIDE * LANES) {
     Vec own[tokens][WIDE];
 #pragma GCC unroll 12
@@ -196,14 +196,14 @@ void add_block(const Cell* block, const Cell* x, int64_t row, int64_t depth, Ahe
       for (int j = 0; j < WIDE; ++j) own[t][j] = Vec::load(sums + t * PANEL + begin + j * LANES);
     const Cell* cells = x;
     for (int64_t k = 0; k < depth; cells += (tokens - 1) * CHUNK)
-      for (const int64_t end = are_packed ? std::min(depth, k + CHUNK) : depth; k < end; ++k, ++cells) {
+      for (const int64_t end = std::min(depth, k + CHUNK); k < end; ++k, ++cells) {
         prefetch<false>(ahead.from + k * ahead.step + begin * ahead.step / PANEL);
         LaneOf<Cell> right[WIDE];
 #pragma GCC unroll 4
         for (int j = 0; j < WIDE; ++j) right[j] = Product::load(block + k * PANEL + begin + j * LANES);
 #pragma GCC unroll 12
         for (int t = 0; t < tokens; ++t) {
-          const auto left = Product::broadcast(cells + t * stride);
+          const auto left = Product::broadcast(cells + t * CHUNK);
 #pragma GCC unroll 4
           for (int j = 0; j < WIDE; ++j) own[t][j] = Product::add(left, right[j], own[t][j]);
         }
@@ -217,12 +217,9 @@ void add_block(const Cell* block, const Cell* x, int64_t row, int64_t depth, Ahe
 
 // The same of int4, whose scales are applied to the sums of groups.
 template <int tokens, class Cell>
-void add_groups(const Cell* block, const Cell* x, int64_t row, int64_t depth, const GroupScales<Cell>* scales, Ahead ahead, float* sums) {
+void add_groups(const Cell* block, const Cell* x, int64_t depth, const GroupScales<Cell>* scales, Ahead ahead, float* sums) {
   using Product = tile::Product<Cell>;
-  constexpr bool are_packed = DEPTH<Cell> == 1;
-  constexpr int64_t OF_CHUNK = are_packed ? CHUNK : GROUP, SKIPPED = are_packed ? (tokens - 1) * CHUNK : 0;
   constexpr int WIDE = std::min(PARTS, 2);
-  const int64_t stride = are_packed ? CHUNK : row;
   for (int part = 0; part < PARTS; part += WIDE) {
     Vec total[tokens][WIDE];
 #pragma GCC unroll 6
@@ -232,14 +229,14 @@ void add_groups(const Cell* block, const Cell* x, int64_t row, int64_t depth, co
     const Cell* cells = x;
     for (int64_t k = 0; k < depth; ++scale) {
       Vec own[tokens][WIDE];
-      for (const int64_t past = std::min(depth, k + GROUP / DEPTH<Cell>); k < past; cells += SKIPPED)
-        for (const int64_t end = std::min(past, k + OF_CHUNK); k < end; ++k, ++cells) {
+      for (const int64_t past = std::min(depth, k + GROUP / DEPTH<Cell>); k < past; cells += (tokens - 1) * CHUNK)
+        for (const int64_t end = std::min(past, k + CHUNK); k < end; ++k, ++cells) {
           LaneOf<Cell> right[WIDE];
           for (int j = 0; j < WIDE; ++j) right[j] = Product::load(block + k * PANEL + (part + j) * LANES);
           prefetch<false>(ahead.from + k * ahead.step);
 #pragma GCC unroll 6
           for (int t = 0; t < tokens; ++t) {
-            const auto left = Product::broadcast(cells + t * stride);
+            const auto left = Product::broadcast(cells + t * CHUNK);
             for (int j = 0; j < WIDE; ++j) own[t][j] = Product::add(left, right[j], own[t][j]);
           }
         }
@@ -270,40 +267,81 @@ const Cell* widen(const Matrix& matrix, int64_t panel, int64_t first, int64_t co
 
 constexpr int64_t whole_chunks(int64_t cells) { return (cells + CHUNK - 1) / CHUNK * CHUNK; }
 
-// sums [tokens][PANEL] = tokens x panel, of up to MOST_TOKENS. Calls done(first token, count) for each tile: its sums are
-// in the first cache.
-template <class T, Numbers type, class Cell>
-void multiply(const Matrix& matrix, int64_t panel, const Cell* x, int64_t stride, int64_t tokens, float* sums, Ref<void(int64_t, int64_t)> done) {
-  if (tokens <= FEW)
-    return FewTiles::each(tokens, [&](int64_t t, auto size) {
-      multiply_few<type, size>(matrix, panel, x + t * stride, stride, sums + t * PANEL);
+// A block of a panel, from its first cell.
+struct Block {
+  int64_t panel, cell;
+};
+
+// sums [tokens][PANEL] += packed tokens x a block of `depth` cells. Calls done(first token, count) after each tile.
+template <Numbers type, class Cell, class Done>
+void multiply_block(const Matrix& matrix, Block block, int64_t depth, const Cell* x, int64_t tokens, const char* next, float* sums,
+                    const Done& done) {
+  alignas(64) Cell room[CELLS * PANEL];
+  const int64_t first = block.cell * DEPTH<Cell>, count = depth * DEPTH<Cell>;
+  const Cell* cells = widen<type>(matrix, block.panel, first, count, room);
+  const auto left = [&](int64_t t) { return x + t * whole_chunks(depth); };
+  constexpr int64_t OF_CELL = STEP<type, Cell>;
+  const auto ahead = [&](int64_t t, int64_t size) { return Ahead{next + depth * OF_CELL * t / tokens, OF_CELL * size / tokens}; };
+  if constexpr (type == Numbers::INT4) {
+    GroupScales<Cell> scales[BLOCK<Cell> / GROUP];
+    for (int64_t i = 0; i < count; i += GROUP) scales[i / GROUP] = {matrix, block.panel, (first + i) / GROUP};
+    GroupTiles::each(tokens, [&](int64_t t, auto size) {
+      add_groups<size>(cells, left(t), depth, scales, ahead(t, size), sums + t * PANEL);
       done(t, size);
     });
-  constexpr int64_t SIZE = BLOCK<Cell>;
-  alignas(64) Cell room[SIZE / DEPTH<Cell> * PANEL];
-  std::fill_n(sums, tokens * PANEL, 0.0f);
-  for (int64_t first = 0; first < matrix.inputs; first += SIZE) {
-    const int64_t count = std::min(SIZE, matrix.inputs - first), cell = first / DEPTH<Cell>, depth = count / DEPTH<Cell>;
-    const bool is_last = first + count == matrix.inputs;
-    const Cell* block = widen<type>(matrix, panel, first, count, room);
-    constexpr int64_t STEP = BYTES<type> * DEPTH<Cell> / INPUTS<type>;
-    const char* from = panel_of<type>(matrix, panel) + cell * STEP + std::max(AHEAD, SIZE / DEPTH<Cell> * STEP);
-    constexpr bool PACKED = ARE_PACKED<T, type, Cell>;
-    const auto left = [&](int64_t t) { return PACKED ? x + cell * tokens + t * whole_chunks(depth) : x + t * stride + cell; };
-    const auto ahead = [&](int64_t t, int64_t size) { return Ahead{from + depth * STEP * t / tokens, STEP * size / tokens}; };
-    if constexpr (type == Numbers::INT4) {
-      GroupScales<Cell> scales[SIZE / GROUP];
-      for (int64_t i = 0; i < count; i += GROUP) scales[i / GROUP] = {matrix, panel, (first + i) / GROUP};
-      GroupTiles::each(tokens, [&](int64_t t, auto size) {
-        add_groups<size>(block, left(t), stride, depth, scales, ahead(t, size), sums + t * PANEL);
-        if (is_last) done(t, size);
+  } else {
+    Tiles::each(tokens, [&](int64_t t, auto size) {
+      add_block<size>(cells, left(t), depth, ahead(t, size), sums + t * PANEL);
+      done(t, size);
+    });
+  }
+}
+
+// The blocks of panels in the order in which a run of tokens is multiplied by them: part by part of the inputs.
+template <class Cell>
+class Blocks {
+ public:
+  Blocks(int64_t panel, int64_t panels, int64_t cells, int64_t tokens)
+      : first_(panel),
+        panels_(panels),
+        of_panel_((cells + CELLS - 1) / CELLS),
+        of_part_(std::max<int64_t>(1, PART_BYTES / static_cast<int64_t>(tokens * CELLS * sizeof(Cell)))) {}
+  int64_t size() const { return panels_ * of_panel_; }
+  Block operator[](int64_t i) const {
+    if (i == size()) return {first_ + panels_, 0};  // of the next group
+    const int64_t begin = i / (of_part_ * panels_) * of_part_, place = i - begin * panels_, num = std::min(of_part_, of_panel_ - begin);
+    return {first_ + place / num, (begin + place % num) * CELLS};
+  }
+
+ private:
+  const int64_t first_, panels_, of_panel_, of_part_;
+};
+
+// sums [panels][tokens][PANEL] = tokens x panels, of up to MOST_TOKENS. Up to FEW are rows of `stride` cells, more are packed.
+// Calls done(panel, first token, count, their sums) for each tile: they are in the first cache.
+template <Numbers type, class Cell>
+void multiply(const Matrix& matrix, int64_t first, int64_t panels, const Cell* x, int64_t stride, int64_t tokens, float* sums,
+              Ref<void(int64_t, int64_t, int64_t, const float*)> done) {
+  const auto sums_of = [&](int64_t panel, int64_t t) { return sums + ((panel - first) * tokens + t) * PANEL; };
+  if (tokens <= FEW) {
+    for (int64_t panel = first; panel < first + panels; ++panel)
+      FewTiles::each(tokens, [&](int64_t t, auto size) {
+        multiply_few<type, size>(matrix, panel, x + t * stride, stride, sums_of(panel, t));
+        done(panel, t, size, sums_of(panel, t));
       });
-    } else {
-      Tiles::each(tokens, [&](int64_t t, auto size) {
-        add_block<size, PACKED>(block, left(t), stride, depth, ahead(t, size), sums + t * PANEL);
-        if (is_last) done(t, size);
-      });
-    }
+    return;
+  }
+  std::fill_n(sums, panels * tokens * PANEL, 0.0f);
+  const int64_t cells = matrix.inputs / DEPTH<Cell>;
+  const Blocks<Cell> blocks(first, panels, cells, tokens);
+  for (int64_t i = 0; i < blocks.size(); ++i) {
+    const Block block = blocks[i], after = blocks[i + 1];
+    const int64_t depth = std::min(CELLS, cells - block.cell);
+    const char* next = panel_of<type>(matrix, after.panel) + after.cell * STEP<type, Cell>;
+    float* own = sums_of(block.panel, 0);
+    multiply_block<type>(matrix, block, depth, x + block.cell * tokens, tokens, next, own, [&](int64_t t, int64_t size) {
+      if (block.cell + depth == cells) done(block.panel, t, size, own + t * PANEL);
+    });
   }
 }
 
@@ -329,31 +367,33 @@ void store_sums(const Matrix& matrix, int64_t panel, int64_t first, int64_t coun
   });
 }
 
-// Tokens of a run of many: fewer where a token is long, so that a run stays in the second cache for several panels.
-inline int64_t tokens_of_run(int64_t inputs) {
-  return std::clamp<int64_t>(RUN_BYTES / (4 * std::max<int64_t>(inputs, 1)) / 12 * 12, LEAST_OF_RUN, MOST_TOKENS);
-}
+inline int64_t runs_of(int64_t tokens) { return (tokens + MOST_TOKENS - 1) / MOST_TOKENS; }
 
 // Bytes of the tokens as cells; 0: they are cells as they lie.
 template <class T>
-int64_t cell_bytes(Numbers type, int64_t tokens, int64_t inputs) {
+int64_t cell_bytes(int64_t tokens, int64_t inputs) {
   return tile::with_cell<T>(tile::uses_pairs(), [&](auto cell) -> int64_t {
     using Cell = decltype(cell);
-    const bool as_they_lie = type != Numbers::INT4 || DEPTH<Cell> == 2 || tokens <= FEW;
-    return ARE_CELLS<T, Cell> && as_they_lie ? 0 : tokens * whole_chunks(inputs) * sizeof cell;
+    return ARE_CELLS<T, Cell> && tokens <= FEW ? 0 : tokens * whole_chunks(inputs / DEPTH<Cell>) * sizeof cell;
   });
 }
 
-// Copy tokens of a run, rows that are `stride` numbers apart, as float32: the block that begins with input `first`. Few
-// tokens stay rows; others come in the order in which tiles read them: tile by tile, a chunk of each token.
-template <class TileSizes, class T>
-void pack_block(const T* x, int64_t stride, int64_t tokens, int64_t inputs, int64_t first, float* to) {
-  const int64_t past = std::min(first + BLOCK<float>, inputs);
-  const auto copy = [&](int64_t row, int64_t begin, int64_t end, float* out) {
-    each_lane(end - begin, [&](int64_t i, auto at) { at.store(out + i, at.load(x + row * stride + begin + i)); });
+// Copy the cells [first, first + CELLS) of tokens, rows of `cells` cells that are `stride` numbers apart. Few tokens stay
+// rows; others come in the order in which tiles read them: tile by tile, a chunk of each token. Read as they lie, the rows
+// of a tile would have the same lines of a first cache of eight ways, such as AMD's, where 4 KiB divide their distance:
+// each read would miss.
+template <class TileSizes, class Cell, class T>
+void pack_block(const T* x, int64_t stride, int64_t tokens, int64_t cells, int64_t first, Cell* to) {
+  const int64_t past = std::min(first + CELLS, cells);
+  const auto copy = [&](int64_t row, int64_t begin, int64_t end, Cell* out) {
+    const T* from = x + row * stride + begin * DEPTH<Cell>;
+    if constexpr (ARE_CELLS<T, Cell>)
+      std::copy_n(reinterpret_cast<const Cell*>(from), end - begin, out);
+    else
+      each_lane(end - begin, [&](int64_t i, auto at) { at.store(out + i, at.load(from + i)); });
   };
   if (tokens <= FEW) {
-    for (int64_t row = 0; row < tokens; ++row) copy(row, first, past, to + row * inputs + first);
+    for (int64_t row = 0; row < tokens; ++row) copy(row, first, past, to + row * cells + first);
     return;
   }
   to += first * tokens;
@@ -366,21 +406,24 @@ void pack_block(const T* x, int64_t stride, int64_t tokens, int64_t inputs, int6
 // Tokens as cells: as they lie, or copied to `memory`.
 template <Numbers type, class Cell, class T>
 const Cell* cells_of(Threads& threads, const T* x, int64_t tokens, int64_t inputs, char* memory) {
-  if constexpr (ARE_CELLS<T, Cell>)
-    if (!ARE_PACKED<T, type, Cell> || tokens <= FEW) return reinterpret_cast<const Cell*>(x);
-  if constexpr (ARE_PACKED<T, type, Cell>) {
-    using TileSizes = std::conditional_t<type == Numbers::INT4, GroupTiles, Tiles>;
-    const int64_t most = tokens_of_run(inputs), runs = (tokens + most - 1) / most, blocks = (inputs + BLOCK<Cell> - 1) / BLOCK<Cell>;
-    threads.each(runs * blocks, grain_of(BLOCK<Cell> * std::clamp<int64_t>(tokens, 1, most)), [&](int64_t begin, int64_t end) {
-      for (int64_t item = begin; item < end; ++item) {
-        const int64_t run = item / blocks, first = tokens * run / runs, count = tokens * (run + 1) / runs - first;
-        float* to = reinterpret_cast<float*>(memory) + first * whole_chunks(inputs);
-        pack_block<TileSizes>(x + first * inputs, inputs, count, inputs, item % blocks * BLOCK<Cell>, to);
-      }
-    });
-  }
+  if (ARE_CELLS<T, Cell> && tokens <= FEW) return reinterpret_cast<const Cell*>(x);
+  using TileSizes = std::conditional_t<type == Numbers::INT4, GroupTiles, Tiles>;
+  const int64_t runs = runs_of(tokens);
+  const int64_t cells = inputs / DEPTH<Cell>, blocks = (cells + CELLS - 1) / CELLS;
+  threads.each(runs * blocks, grain_of(CELLS * std::clamp<int64_t>(tokens, 1, MOST_TOKENS)), [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t run = item / blocks, first = tokens * run / runs, count = tokens * (run + 1) / runs - first;
+      Cell* to = reinterpret_cast<Cell*>(memory) + first * whole_chunks(cells);
+      pack_block<TileSizes>(x + first * inputs, inputs, count, cells, item % blocks * CELLS, to);
+    }
+  });
   return reinterpret_cast<const Cell*>(memory);
 }
+
+struct alignas(64) Line {
+  static constexpr int64_t SIZE = 16;
+  float of[SIZE];
+};
 
 // out = x matrix + bias; memory has `cell_bytes`.
 template <Numbers type, class T>
@@ -388,15 +431,20 @@ void multiply_wide(Threads& threads, const Matrix& matrix, const T* x, int64_t t
   tile::with_cell<T>(tile::uses_pairs(), [&](auto cell) {
     using Cell = decltype(cell);
     const Cell* cells = cells_of<type, Cell>(threads, x, tokens, matrix.inputs, memory);
-    const bool are_packed = ARE_PACKED<T, type, Cell> && tokens > FEW;
-    const int64_t stride = are_packed ? whole_chunks(matrix.inputs) : matrix.inputs / DEPTH<Cell>;
-    const int64_t panel_bytes = matrix.inputs / INPUTS<type> * BYTES<type>, grouped = std::max<int64_t>(1, GROUPED / panel_bytes);
-    const int64_t most = tokens_of_run(matrix.inputs);
-    each_tile(threads, {most, grouped}, tokens, matrix.outputs, matrix.inputs, [&](int64_t panel, int64_t first, int64_t count) {
-      alignas(64) float sums[MOST_TOKENS * PANEL];
-      multiply<T, type>(matrix, panel, cells + first * stride, stride, count, sums, [&](int64_t t, int64_t size) {
-        store_sums<type>(matrix, panel, first + t, size, sums + t * PANEL, out);
-      });
+    const int64_t depth = matrix.inputs / DEPTH<Cell>, stride = tokens > FEW ? whole_chunks(depth) : depth;
+    const int64_t runs = runs_of(tokens), panels = (matrix.outputs + PANEL - 1) / PANEL;
+    threads.each(panels * runs, grain_of_tiles(tokens, matrix.inputs), [&](int64_t begin, int64_t end) {
+      thread_local std::vector<Line> room;
+      for (int64_t item = begin, count; item < end; item += count) {  // a group takes one run after the other
+        const int64_t group = item / (GROUPED * runs) * GROUPED, grouped = std::min(GROUPED, panels - group), place = item - group * runs;
+        const int64_t run = place / grouped, first = tokens * run / runs, size = tokens * (run + 1) / runs - first;
+        count = std::min(end - item, grouped - place % grouped);
+        room.resize(std::max<size_t>(room.size(), count * size * PANEL / Line::SIZE));
+        const auto done = [&](int64_t panel, int64_t t, int64_t num, const float* sums) {
+          store_sums<type>(matrix, panel, first + t, num, sums, out);
+        };
+        multiply<type>(matrix, group + place % grouped, count, cells + first * stride, stride, size, room.data()->of, done);
+      }
     });
   });
 }
