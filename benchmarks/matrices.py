@@ -8,14 +8,14 @@
 On a machine with other work set OMP_NUM_THREADS=1: CPU seconds are measured then.
 The exports are for CPUs without AVX-512, on one that has it.
 
-Speed: all linear layers of a 125M Llama, and those of one block of an 8B Llama, one after the other, for 1
-to 512 tokens: the least time over the rounds, ways interleaved. Ours are `float32` and `bfloat16`; `int8` and `int4`, weight-only, with tokens of
-bfloat16; the same with tokens of float32; and `int8_rounded` and `int4_rounded`, which round tokens to 8
-bits (`activations="int8"`), on CPUs with VNNI. `torch_float32` and `torch_bfloat16` are `nn.Linear`, `onednn`
-the latter packed by PyTorch's operator, `torch_int8` and `torch_int4` its weight-only products. `times_torch`
-is how often a way is as fast as torch's best way to the same answer: with exact tokens of the same dtype, and
-for fewer bits also more. `read` is the time in which this machine reads as many bytes as bfloat16 has,
-measured in the same rounds.
+Speed: all linear layers of a 125M Llama, and those of one block of an 8B Llama, one after the other, for
+1 to 512 tokens: the least time over the rounds, ways interleaved. Ours are `float32` and `bfloat16`;
+`int8` and `int4`, weight-only, with tokens of bfloat16; the same with tokens of float32; and
+`int8_rounded` and `int4_rounded`, which round tokens to 8 bits (`activations="int8"`), on CPUs with VNNI.
+`torch_float32` and `torch_bfloat16` are `nn.Linear`, `onednn` the latter packed by PyTorch's operator,
+`torch_int8` and `torch_int4` its weight-only products. `times_torch` is how often a way is as fast as
+torch's best way to the same answer: with exact tokens of the same dtype, and for fewer bits also more.
+`read` is the time in which this machine reads as many bytes as bfloat16 has, measured in the same rounds.
 
 Accuracy: a byte-level model of 0.8 million parameters, trained here on the source code of Python's standard
 library; perplexity per byte of other files of it, with each kind of weights.
