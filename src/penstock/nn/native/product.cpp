@@ -73,16 +73,18 @@ template <class T>
 void multiply_panel(const void* panel, const T* x, int64_t stride, int64_t inputs, int64_t tokens, float* sums) {
   constexpr Numbers type = std::is_same_v<T, float> ? Numbers::FLOAT : Numbers::BFLOAT16;
   const Matrix matrix{type, panel, nullptr, nullptr, nullptr, inputs, PANEL};
-  constexpr bool AS_THEY_LIE = true;  // to widen so few tokens takes longer than pairs
+  constexpr bool AS_THEY_LIE = true;  // to widen or to pack so few tokens takes longer than it saves
   tile::with_cell<T>(AS_THEY_LIE, [&](auto cell) {
     using Cell = decltype(cell);
     const auto done = [](int64_t, int64_t, int64_t, const float*) {};
     const int64_t depth = inputs / DEPTH<Cell>;
-    if (ARE_CELLS<T, Cell> && tokens <= FEW)
-      return multiply<type>(matrix, 0, 1, reinterpret_cast<const Cell*>(x), stride / DEPTH<Cell>, tokens, sums, done);
-    std::vector<Cell> cells(tokens * whole_chunks(depth));
-    for (int64_t first = 0; first < depth; first += CELLS) pack_block<Tiles>(x, stride, tokens, depth, first, cells.data());
-    multiply<type>(matrix, 0, 1, static_cast<const Cell*>(cells.data()), depth, tokens, sums, done);
+    if constexpr (ARE_CELLS<T, Cell>) {
+      multiply<type, false>(matrix, 0, 1, reinterpret_cast<const Cell*>(x), stride / DEPTH<Cell>, tokens, sums, done);
+    } else {
+      std::vector<Cell> cells(tokens * whole_chunks(depth));
+      for (int64_t first = 0; first < depth; first += CELLS) pack_block<Tiles>(x, stride, tokens, depth, first, cells.data());
+      multiply<type, true>(matrix, 0, 1, static_cast<const Cell*>(cells.data()), depth, tokens, sums, done);
+    }
   });
 }
 

@@ -183,11 +183,13 @@ struct Ahead {
 template <class T, class Cell>
 constexpr bool ARE_CELLS = sizeof(T) * DEPTH<Cell> == sizeof(Cell);
 
-// sums [tokens][PANEL] += packed tokens x a widened block; each sum is in one register meanwhile.
-template <int tokens, class Cell>
-void add_block(const Cell* block, const Cell* x, int64_t depth, Ahead ahead, float* sums) {
+// sums [tokens][PANEL] += tokens x a widened block; each sum is in one register meanwhile. Tokens are packed, or rows that
+// are `row` cells apart.
+template <int tokens, bool are_packed, class Cell>
+void add_block(const Cell* block, const Cell* x, int64_t row, int64_t depth, Ahead ahead, float* sums) {
   using Product = tile::Product<Cell>;
   constexpr int WIDE = tokens <= 3 ? std::min(PARTS, 4) : 2;
+  const int64_t stride = are_packed ? CHUNK : row;
   for (int begin = 0; begin < PANEL; begin += WIDE * LANES) {
     Vec own[tokens][WIDE];
 #pragma GCC unroll 12
@@ -196,14 +198,14 @@ void add_block(const Cell* block, const Cell* x, int64_t depth, Ahead ahead, flo
       for (int j = 0; j < WIDE; ++j) own[t][j] = Vec::load(sums + t * PANEL + begin + j * LANES);
     const Cell* cells = x;
     for (int64_t k = 0; k < depth; cells += (tokens - 1) * CHUNK)
-      for (const int64_t end = std::min(depth, k + CHUNK); k < end; ++k, ++cells) {
+      for (const int64_t end = are_packed ? std::min(depth, k + CHUNK) : depth; k < end; ++k, ++cells) {
         prefetch<false>(ahead.from + k * ahead.step + begin * ahead.step / PANEL);
         LaneOf<Cell> right[WIDE];
 #pragma GCC unroll 4
         for (int j = 0; j < WIDE; ++j) right[j] = Product::load(block + k * PANEL + begin + j * LANES);
 #pragma GCC unroll 12
         for (int t = 0; t < tokens; ++t) {
-          const auto left = Product::broadcast(cells + t * CHUNK);
+          const auto left = Product::broadcast(cells + t * stride);
 #pragma GCC unroll 4
           for (int j = 0; j < WIDE; ++j) own[t][j] = Product::add(left, right[j], own[t][j]);
         }
@@ -272,17 +274,18 @@ struct Block {
   int64_t panel, cell;
 };
 
-// sums [tokens][PANEL] += packed tokens x a block of `depth` cells. Calls done(first token, count) after each tile.
-template <Numbers type, class Cell, class Done>
-void multiply_block(const Matrix& matrix, Block block, int64_t depth, const Cell* x, int64_t tokens, const char* next, float* sums,
-                    const Done& done) {
+// sums [tokens][PANEL] += tokens x a block of `depth` cells. Calls done(first token, count) after each tile.
+template <Numbers type, bool are_packed, class Cell, class Done>
+void multiply_block(const Matrix& matrix, Block block, int64_t depth, const Cell* x, int64_t stride, int64_t tokens, const char* next,
+                    float* sums, const Done& done) {
   alignas(64) Cell room[CELLS * PANEL];
   const int64_t first = block.cell * DEPTH<Cell>, count = depth * DEPTH<Cell>;
   const Cell* cells = widen<type>(matrix, block.panel, first, count, room);
-  const auto left = [&](int64_t t) { return x + t * whole_chunks(depth); };
+  const auto left = [&](int64_t t) { return are_packed ? x + block.cell * tokens + t * whole_chunks(depth) : x + t * stride + block.cell; };
   constexpr int64_t OF_CELL = STEP<type, Cell>;
   const auto ahead = [&](int64_t t, int64_t size) { return Ahead{next + depth * OF_CELL * t / tokens, OF_CELL * size / tokens}; };
   if constexpr (type == Numbers::INT4) {
+    static_assert(are_packed);
     GroupScales<Cell> scales[BLOCK<Cell> / GROUP];
     for (int64_t i = 0; i < count; i += GROUP) scales[i / GROUP] = {matrix, block.panel, (first + i) / GROUP};
     GroupTiles::each(tokens, [&](int64_t t, auto size) {
@@ -291,7 +294,7 @@ void multiply_block(const Matrix& matrix, Block block, int64_t depth, const Cell
     });
   } else {
     Tiles::each(tokens, [&](int64_t t, auto size) {
-      add_block<size>(cells, left(t), depth, ahead(t, size), sums + t * PANEL);
+      add_block<size, are_packed>(cells, left(t), stride, depth, ahead(t, size), sums + t * PANEL);
       done(t, size);
     });
   }
@@ -317,9 +320,9 @@ class Blocks {
   const int64_t first_, panels_, of_panel_, of_part_;
 };
 
-// sums [panels][tokens][PANEL] = tokens x panels, of up to MOST_TOKENS. Up to FEW are rows of `stride` cells, more are packed.
+// sums [panels][tokens][PANEL] = tokens x panels, of up to MOST_TOKENS: rows of `stride` cells, or packed if more than FEW.
 // Calls done(panel, first token, count, their sums) for each tile: they are in the first cache.
-template <Numbers type, class Cell>
+template <Numbers type, bool are_packed, class Cell>
 void multiply(const Matrix& matrix, int64_t first, int64_t panels, const Cell* x, int64_t stride, int64_t tokens, float* sums,
               Ref<void(int64_t, int64_t, int64_t, const float*)> done) {
   const auto sums_of = [&](int64_t panel, int64_t t) { return sums + ((panel - first) * tokens + t) * PANEL; };
@@ -339,7 +342,7 @@ void multiply(const Matrix& matrix, int64_t first, int64_t panels, const Cell* x
     const int64_t depth = std::min(CELLS, cells - block.cell);
     const char* next = panel_of<type>(matrix, after.panel) + after.cell * STEP<type, Cell>;
     float* own = sums_of(block.panel, 0);
-    multiply_block<type>(matrix, block, depth, x + block.cell * tokens, tokens, next, own, [&](int64_t t, int64_t size) {
+    multiply_block<type, are_packed>(matrix, block, depth, x, stride, tokens, next, own, [&](int64_t t, int64_t size) {
       if (block.cell + depth == cells) done(block.panel, t, size, own + t * PANEL);
     });
   }
@@ -443,7 +446,7 @@ void multiply_wide(Threads& threads, const Matrix& matrix, const T* x, int64_t t
         const auto done = [&](int64_t panel, int64_t t, int64_t num, const float* sums) {
           store_sums<type>(matrix, panel, first + t, num, sums, out);
         };
-        multiply<type>(matrix, group + place % grouped, count, cells + first * stride, stride, size, room.data()->of, done);
+        multiply<type, true>(matrix, group + place % grouped, count, cells + first * stride, stride, size, room.data()->of, done);
       }
     });
   });
