@@ -80,8 +80,8 @@ def test_packed_layer_computes_what_the_layer_does(size, num_tokens, dtype, tole
 @pytest.mark.usefixtures("cells")
 @pytest.mark.parametrize("size", [(40, 4), (33, 60), (72, 64), (1, 100), (96, 196), (520, 1060), (40, 2084)])
 def test_any_number_of_tokens_and_odd_sizes(size):
-    """1 to 300 tokens, by whole and partial panels, groups, blocks and runs."""
-    x = torch.randn(300, size[1])
+    """1 to 600 tokens, by whole and partial panels, groups, blocks, parts and runs."""
+    x = torch.randn(600, size[1])
     half = x.bfloat16()
     halved, plain = layer(*size, dtype=torch.bfloat16, bias=True), layer(*size)
     by_halves, of_halves = (
@@ -90,7 +90,9 @@ def test_any_number_of_tokens_and_odd_sizes(size):
     )
     by_codes = {make: make(plain) for make in (Int8Linear, Int4Linear)}
     of_codes = {make: matrix_of_codes(make, plain.weight).t() for make in by_codes}
-    for num in (*range(1, 30), 96, 97, 100, 264, 300):
+    by_floats, of_floats = PackedLinear(plain), x.double() @ plain.weight.double().t()
+    for num in (*range(1, 30), 96, 97, 100, 264, 300, 600):
+        torch.testing.assert_close(by_floats(x[:num]).double(), of_floats[:num], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(by_halves(half[:num]).double(), of_halves[:num], rtol=2**-8, atol=2**-7)
         for make, made in by_codes.items():
             exact = x[:num].double() @ of_codes[make]
@@ -120,7 +122,7 @@ WAYS = [
 @pytest.mark.usefixtures("cells")
 @pytest.mark.parametrize("make", WAYS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("size", [(72, 96), (72, 300), (200, 1060)])
+@pytest.mark.parametrize("size", [(72, 96), (72, 300), (520, 1060)])
 def test_a_tokens_result_does_not_depend_on_its_neighbours(make, dtype, size):
     made, x = make(layer(*size, dtype=dtype, bias=True)), torch.randn(300, size[1], dtype=dtype)
     together = made(x)

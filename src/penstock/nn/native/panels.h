@@ -1,8 +1,8 @@
 // A matrix as it lies in memory: in the order in which products read it.
 //
 // It is cut into panels of 32 outputs. A panel holds, input after input, one unit for each of its outputs: one float32, two
-// bfloat16 or four int8 in 4 bytes; of int4 four inputs of two outputs, r and r + 16. So every byte is read once, in one
-// stream, for all tokens of a tile (product_wide.h).
+// bfloat16 or four int8 in 4 bytes; of int4 four inputs of two outputs, r and r + 16. A run of tokens
+// reads every byte once (product_wide.h).
 #pragma once
 
 #include <algorithm>
@@ -39,7 +39,7 @@ struct Sizes {
   }
 };
 
-// A thread that has to be woken gets panels of at least half a microsecond's work in sum: waking it costs about as much.
+// A thread that has to be woken gets tiles of at least half a microsecond's work in sum: waking it costs about as much.
 inline int64_t grain_of_tiles(int64_t tokens, int64_t inputs) {
   return std::max<int64_t>(1, 16384 / (inputs * std::clamp<int64_t>(tokens, 1, MAX_TOKENS)));
 }

@@ -73,8 +73,8 @@ template <class T>
 void multiply_panel(const void* panel, const T* x, int64_t stride, int64_t inputs, int64_t tokens, float* sums) {
   constexpr Numbers type = std::is_same_v<T, float> ? Numbers::FLOAT : Numbers::BFLOAT16;
   const Matrix matrix{type, panel, nullptr, nullptr, nullptr, inputs, PANEL};
-  constexpr bool AS_THEY_LIE = true;  // to widen or to pack so few tokens takes longer than it saves
-  tile::with_cell<T>(AS_THEY_LIE, [&](auto cell) {
+  constexpr bool AS_PAIRS = true;  // to widen or to pack so few tokens takes longer than it saves
+  tile::with_cell<T>(AS_PAIRS, [&](auto cell) {
     using Cell = decltype(cell);
     const auto done = [](int64_t, int64_t, int64_t, const float*) {};
     const int64_t depth = inputs / DEPTH<Cell>;

@@ -17,7 +17,7 @@ bool use_pairs(bool use);
 // Whether the CPU's matrix tiles compute the products of many tokens.
 bool is_tiled(Numbers type);
 
-// Bytes that a product needs for its tokens: rounded, or as the CPU multiplies them.
+// Bytes that a product needs for its tokens: rounded, or as the CPU multiplies them in the order in which tiles read them.
 template <class T>
 int64_t product_bytes(const Matrix& matrix, int64_t tokens);
 

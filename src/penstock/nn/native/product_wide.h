@@ -4,9 +4,9 @@
 //   up to FEW tokens    cells are widened in registers, and multiplied at once: the time is that of reading memory
 //   more tokens         a block of a panel is widened once for a run of up to MOST_TOKENS, and multiplied from the first cache
 //
-// A run is multiplied part by part of its inputs, each part with all panels of a group: it stays in the second cache meanwhile,
-// however long the tokens are. Each tile prefetches its share of the next block. A tile's sums are stored as soon as they
-// are complete, while other tiles are still multiplied.
+// A run is multiplied in parts of its inputs. All panels of a group take one part before the next, so a part stays in the second
+// cache, however long the tokens are. Each tile prefetches its share of the next block, at least half of it in all. A tile's sums
+// are stored as soon as they are complete, while other tiles are still multiplied.
 //
 // Codes are exact as float32 and as bfloat16, and sums are float32: those of int4 over one group of inputs at a time. Scales
 // are applied to sums. So fewer bits read less memory, and cost little more arithmetic: int4 one instruction in sixteen or in
@@ -28,11 +28,11 @@ using LaneOf = typename tile::Product<Cell>::Lane;
 template <class Cell>
 constexpr int64_t DEPTH = tile::Product<Cell>::DEPTH;  // inputs of a cell
 
-constexpr int64_t CELLS = 128;             // inputs of a block as cells: 16 KiB of a panel
+constexpr int64_t CELLS = 128;             // of a block, for each output: 16 KiB
 constexpr int64_t CHUNK = 16;              // cells of a token that lie together in packed tokens: 64 bytes
 constexpr int64_t MOST_TOKENS = 264;       // of a run
 constexpr int64_t GROUPED = 16;            // panels of a group
-constexpr int64_t PART_BYTES = 256 << 10;  // most of a part: it fits most second caches beside the sums of a few panels
+constexpr int64_t PART_BYTES = 264 << 10;  // most of a part: with the sums of a group, 528 KiB, it fits second caches of 1 MiB
 constexpr int64_t FEW = REGISTERS == 32 ? 4 : 2;
 using Tiles = std::conditional_t<REGISTERS == 32, Sizes<12, 8, 4, 2, 1>, Sizes<6, 4, 2, 1>>;
 using GroupTiles = Sizes<6, 4, 2, 1>;
@@ -269,7 +269,7 @@ const Cell* widen(const Matrix& matrix, int64_t panel, int64_t first, int64_t co
 
 constexpr int64_t whole_chunks(int64_t cells) { return (cells + CHUNK - 1) / CHUNK * CHUNK; }
 
-// A block of a panel, from its first cell.
+// Where a block begins.
 struct Block {
   int64_t panel, cell;
 };
@@ -281,7 +281,9 @@ void multiply_block(const Matrix& matrix, Block block, int64_t depth, const Cell
   alignas(64) Cell room[CELLS * PANEL];
   const int64_t first = block.cell * DEPTH<Cell>, count = depth * DEPTH<Cell>;
   const Cell* cells = widen<type>(matrix, block.panel, first, count, room);
-  const auto left = [&](int64_t t) { return are_packed ? x + block.cell * tokens + t * whole_chunks(depth) : x + t * stride + block.cell; };
+  const auto left = [&](int64_t t) {
+    return are_packed ? x + block.cell * tokens + t * whole_chunks(depth) : x + t * stride + block.cell;
+  };
   constexpr int64_t OF_CELL = STEP<type, Cell>;
   const auto ahead = [&](int64_t t, int64_t size) { return Ahead{next + depth * OF_CELL * t / tokens, OF_CELL * size / tokens}; };
   if constexpr (type == Numbers::INT4) {
@@ -300,28 +302,8 @@ void multiply_block(const Matrix& matrix, Block block, int64_t depth, const Cell
   }
 }
 
-// The blocks of panels in the order in which a run of tokens is multiplied by them: part by part of the inputs.
-template <class Cell>
-class Blocks {
- public:
-  Blocks(int64_t panel, int64_t panels, int64_t cells, int64_t tokens)
-      : first_(panel),
-        panels_(panels),
-        of_panel_((cells + CELLS - 1) / CELLS),
-        of_part_(std::max<int64_t>(1, PART_BYTES / static_cast<int64_t>(tokens * CELLS * sizeof(Cell)))) {}
-  int64_t size() const { return panels_ * of_panel_; }
-  Block operator[](int64_t i) const {
-    if (i == size()) return {first_ + panels_, 0};  // of the next group
-    const int64_t begin = i / (of_part_ * panels_) * of_part_, place = i - begin * panels_, num = std::min(of_part_, of_panel_ - begin);
-    return {first_ + place / num, (begin + place % num) * CELLS};
-  }
-
- private:
-  const int64_t first_, panels_, of_panel_, of_part_;
-};
-
 // sums [panels][tokens][PANEL] = tokens x panels, of up to MOST_TOKENS: rows of `stride` cells, or packed if more than FEW.
-// Calls done(panel, first token, count, their sums) for each tile: they are in the first cache.
+// Calls done(panel, first token, count, their sums) for each tile: the sums are in the first cache.
 template <Numbers type, bool are_packed, class Cell>
 void multiply(const Matrix& matrix, int64_t first, int64_t panels, const Cell* x, int64_t stride, int64_t tokens, float* sums,
               Ref<void(int64_t, int64_t, int64_t, const float*)> done) {
@@ -334,15 +316,21 @@ void multiply(const Matrix& matrix, int64_t first, int64_t panels, const Cell* x
       });
     return;
   }
-  std::fill_n(sums, panels * tokens * PANEL, 0.0f);
-  const int64_t cells = matrix.inputs / DEPTH<Cell>;
-  const Blocks<Cell> blocks(first, panels, cells, tokens);
-  for (int64_t i = 0; i < blocks.size(); ++i) {
-    const Block block = blocks[i], after = blocks[i + 1];
+  const int64_t cells = matrix.inputs / DEPTH<Cell>, end = first + panels;
+  const int64_t of_part = std::max<int64_t>(1, PART_BYTES / static_cast<int64_t>(tokens * CELLS * sizeof(Cell))) * CELLS;
+  const auto after = [&](Block block) -> Block {
+    const int64_t begin = block.cell / of_part * of_part, past = std::min(begin + of_part, cells);
+    if (block.cell + CELLS < past) return {block.panel, block.cell + CELLS};
+    if (block.panel + 1 < end) return {block.panel + 1, begin};
+    return past < cells ? Block{first, past} : Block{end, 0};  // what a thread multiplies after this call is not known
+  };
+  for (Block block{first, 0}, next; block.panel < end; block = next) {
+    next = after(block);
     const int64_t depth = std::min(CELLS, cells - block.cell);
-    const char* next = panel_of<type>(matrix, after.panel) + after.cell * STEP<type, Cell>;
+    const char* ahead = panel_of<type>(matrix, next.panel) + next.cell * STEP<type, Cell>;
     float* own = sums_of(block.panel, 0);
-    multiply_block<type, are_packed>(matrix, block, depth, x, stride, tokens, next, own, [&](int64_t t, int64_t size) {
+    if (block.cell == 0) std::fill_n(own, tokens * PANEL, 0.0f);
+    multiply_block<type, are_packed>(matrix, block, depth, x, stride, tokens, ahead, own, [&](int64_t t, int64_t size) {
       if (block.cell + depth == cells) done(block.panel, t, size, own + t * PANEL);
     });
   }
@@ -382,9 +370,9 @@ int64_t cell_bytes(int64_t tokens, int64_t inputs) {
 }
 
 // Copy the cells [first, first + CELLS) of tokens, rows of `cells` cells that are `stride` numbers apart. Few tokens stay
-// rows; others come in the order in which tiles read them: tile by tile, a chunk of each token. Read as they lie, the rows
-// of a tile would have the same lines of a first cache of eight ways, such as AMD's, where 4 KiB divide their distance:
-// each read would miss.
+// rows; others come in the order in which tiles read them: tile by tile, a chunk of each token. If 4 KiB divide their
+// distance, the rows of a tile fall into one set of the first cache, and a set of eight ways, as AMD's, loses them before they
+// are read again.
 template <class TileSizes, class Cell, class T>
 void pack_block(const T* x, int64_t stride, int64_t tokens, int64_t cells, int64_t first, Cell* to) {
   const int64_t past = std::min(first + CELLS, cells);
@@ -423,10 +411,15 @@ const Cell* cells_of(Threads& threads, const T* x, int64_t tokens, int64_t input
   return reinterpret_cast<const Cell*>(memory);
 }
 
-struct alignas(64) Line {
-  static constexpr int64_t SIZE = 16;
-  float of[SIZE];
-};
+// Memory of this thread for so many sums.
+inline float* room_for(int64_t sums) {
+  struct alignas(64) Line {
+    float of[16];
+  };
+  thread_local std::vector<Line> room;
+  room.resize(std::max<size_t>(room.size(), (sums + 15) / 16));
+  return room.data()->of;
+}
 
 // out = x matrix + bias; memory has `cell_bytes`.
 template <Numbers type, class T>
@@ -437,16 +430,15 @@ void multiply_wide(Threads& threads, const Matrix& matrix, const T* x, int64_t t
     const int64_t depth = matrix.inputs / DEPTH<Cell>, stride = tokens > FEW ? whole_chunks(depth) : depth;
     const int64_t runs = runs_of(tokens), panels = (matrix.outputs + PANEL - 1) / PANEL;
     threads.each(panels * runs, grain_of_tiles(tokens, matrix.inputs), [&](int64_t begin, int64_t end) {
-      thread_local std::vector<Line> room;
       for (int64_t item = begin, count; item < end; item += count) {  // a group takes one run after the other
         const int64_t group = item / (GROUPED * runs) * GROUPED, grouped = std::min(GROUPED, panels - group), place = item - group * runs;
         const int64_t run = place / grouped, first = tokens * run / runs, size = tokens * (run + 1) / runs - first;
         count = std::min(end - item, grouped - place % grouped);
-        room.resize(std::max<size_t>(room.size(), count * size * PANEL / Line::SIZE));
         const auto done = [&](int64_t panel, int64_t t, int64_t num, const float* sums) {
           store_sums<type>(matrix, panel, first + t, num, sums, out);
         };
-        multiply<type, true>(matrix, group + place % grouped, count, cells + first * stride, stride, size, room.data()->of, done);
+        float* own = room_for(count * size * PANEL);
+        multiply<type, true>(matrix, group + place % grouped, count, cells + first * stride, stride, size, own, done);
       }
     });
   });
