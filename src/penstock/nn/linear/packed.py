@@ -2,8 +2,8 @@
 
 A matrix is cut into panels of 32 outputs. A panel holds, input after input, one unit of 4 bytes (one float32,
 two bfloat16, four int8) of each of its outputs: [panels, units, 32, numbers of a unit]. The C++ operator
-`penstock::linear` (nn/native/product_wide.h) reads it once for up to 264 tokens. Without that operator a layer
-stays unchanged.
+`penstock::linear` (nn/native/product_wide.h) reads it once for up to 264 tokens. Without that operator a
+layer stays unchanged.
 
 Query, key and value, or gate and up, are separate parameters in training and on disk. In serving they are
 merged: one matrix has the rows of all, is read in one sweep, and takes one call. The parts keep their names,
