@@ -322,7 +322,7 @@ void multiply(const Matrix& matrix, int64_t first, int64_t panels, const Cell* x
     const int64_t begin = block.cell / of_part * of_part, past = std::min(begin + of_part, cells);
     if (block.cell + CELLS < past) return {block.panel, block.cell + CELLS};
     if (block.panel + 1 < end) return {block.panel + 1, begin};
-    return past < cells ? Block{first, past} : Block{end, 0};  // what a thread multiplies after this call is not known
+    return past < cells ? Block{first, past} : Block{end, 0};  // the thread's next panel is not known here
   };
   for (Block block{first, 0}, next; block.panel < end; block = next) {
     next = after(block);
