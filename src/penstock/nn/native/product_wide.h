@@ -4,9 +4,9 @@
 //   up to FEW tokens    cells are widened in registers, and multiplied at once: the time is that of reading memory
 //   more tokens         a block of a panel is widened once for a run of up to MOST_TOKENS, and multiplied from the first cache
 //
-// A run is multiplied in parts of its inputs. All panels of a group take one part before the next, so a part stays in the second
-// cache, however long the tokens are. Each tile prefetches its share of the next block, at least half of it in all. A tile's sums
-// are stored as soon as they are complete, while other tiles are still multiplied.
+// A run is multiplied in parts of its inputs. All panels of a group take one part before the next, so a part and the group's
+// sums stay in the second cache, however long the tokens are. Each tile prefetches its share of the next block, at least half of
+// it in all. A tile's sums are stored as soon as they are complete, while other tiles are still multiplied.
 //
 // Codes are exact as float32 and as bfloat16, and sums are float32: those of int4 over one group of inputs at a time. Scales
 // are applied to sums. So fewer bits read less memory, and cost little more arithmetic: int4 one instruction in sixteen or in
@@ -28,11 +28,12 @@ using LaneOf = typename tile::Product<Cell>::Lane;
 template <class Cell>
 constexpr int64_t DEPTH = tile::Product<Cell>::DEPTH;  // inputs of a cell
 
-constexpr int64_t CELLS = 128;             // of a block, for each output: 16 KiB
-constexpr int64_t CHUNK = 16;              // cells of a token that lie together in packed tokens: 64 bytes
-constexpr int64_t MOST_TOKENS = 264;       // of a run
-constexpr int64_t GROUPED = 24;            // panels of a group
-constexpr int64_t CACHE = 944 << 10;       // bytes of a part and of a group's sums: both fit in a second cache of 1 MiB
+constexpr int64_t CELLS = 128;              // of a block, for each output: 16 KiB
+constexpr int64_t CHUNK = 16;               // cells of a token that lie together in packed tokens: 64 bytes
+constexpr int64_t MOST_TOKENS = 264;        // of a run
+constexpr int64_t GROUPED = 24;             // panels of a group
+constexpr int64_t CACHE_BYTES = 944 << 10;  // for a part and a group's sums, which fit together in a second cache of 1 MiB
+static_assert(MOST_TOKENS * (GROUPED * PANEL + CELLS) * 4 <= CACHE_BYTES);  // a part has at least one block
 constexpr int64_t FEW = REGISTERS == 32 ? 4 : 2;
 using Tiles = std::conditional_t<REGISTERS == 32, Sizes<12, 8, 4, 2, 1>, Sizes<6, 4, 2, 1>>;
 using GroupTiles = Sizes<6, 4, 2, 1>;
@@ -197,7 +198,7 @@ void add_block(const Cell* block, const Cell* x, int64_t row, int64_t depth, Ahe
 #pragma GCC unroll 4
       for (int j = 0; j < WIDE; ++j) own[t][j] = Vec::load(sums + t * PANEL + begin + j * LANES);
     const auto add_cell = [&](int64_t k, const Cell* cell) __attribute__((always_inline)) {
-      asm volatile("" ::: "memory");  // or the compiler bundles the prefetches of a chunk
+      asm volatile("" ::: "memory");  // keeps each prefetch beside its cell: the compiler would move a chunk's together
       prefetch<false>(ahead.from + k * ahead.step + begin * ahead.step / PANEL);
       LaneOf<Cell> right[WIDE];
 #pragma GCC unroll 4
@@ -211,7 +212,7 @@ void add_block(const Cell* block, const Cell* x, int64_t row, int64_t depth, Ahe
     };
     const Cell* cells = x;
     int64_t k = 0;
-    if constexpr (are_packed)  // in chunks without a loop: 2% faster
+    if constexpr (are_packed)  // whole chunks, unrolled
       for (; k + CHUNK <= depth; k += CHUNK, cells += tokens * CHUNK)
 #pragma GCC unroll 16
         for (int i = 0; i < CHUNK; ++i) add_cell(k + i, cells + i);
@@ -323,7 +324,8 @@ void multiply(const Matrix& matrix, int64_t first, int64_t panels, const Cell* x
     return;
   }
   const int64_t cells = matrix.inputs / DEPTH<Cell>, end = first + panels;
-  const int64_t of_token = CACHE / tokens - panels * PANEL * static_cast<int64_t>(sizeof(float));  // bytes that its sums leave
+  // bytes for a token's cells: its share of the cache less its sums
+  const int64_t of_token = CACHE_BYTES / tokens - panels * PANEL * static_cast<int64_t>(sizeof(float));
   const int64_t of_part = std::max<int64_t>(1, of_token / static_cast<int64_t>(CELLS * sizeof(Cell))) * CELLS;
   const auto after = [&](Block block) -> Block {
     const int64_t begin = block.cell / of_part * of_part, past = std::min(begin + of_part, cells);
