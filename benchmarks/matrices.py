@@ -2,7 +2,8 @@
 
     python benchmarks/matrices.py --out benchmarks/results
 
-    export ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 PENSTOCK_NATIVE_BASELINE=x86-64-v3
+    export ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+    export PENSTOCK_NATIVE_BASELINE=x86-64-v3
     python benchmarks/matrices.py --out benchmarks/results
 
 On a machine with other work set OMP_NUM_THREADS=1: CPU seconds are measured then.
