@@ -198,7 +198,7 @@ void add_block(const Cell* block, const Cell* x, int64_t row, int64_t depth, Ahe
 #pragma GCC unroll 4
       for (int j = 0; j < WIDE; ++j) own[t][j] = Vec::load(sums + t * PANEL + begin + j * LANES);
     const auto add_cell = [&](int64_t k, const Cell* cell) __attribute__((always_inline)) {
-      asm volatile("" ::: "memory");  // keeps each prefetch beside its cell: the compiler would move a chunk's together
+      asm volatile("" ::: "memory");  // stops the compiler from grouping the prefetches of a chunk
       prefetch<false>(ahead.from + k * ahead.step + begin * ahead.step / PANEL);
       LaneOf<Cell> right[WIDE];
 #pragma GCC unroll 4
